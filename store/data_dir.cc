@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "store/data_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace torpor::store {
+namespace {
+
+std::string ReadAll(int fd) {
+  std::array<char, 512> text{};
+  const ssize_t n = pread(fd, text.data(), text.size(), 0);
+  return n > 0 ? std::string(text.data(), static_cast<size_t>(n)) : "";
+}
+
+std::string HolderText() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return absl::StrFormat("pid %d on host %s\n", getpid(), host.data());
+}
+
+absl::Status MakePrivateDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "create data directory %s: %s", path, std::strerror(errno)));
+  }
+  struct stat st;
+  if (stat(path.c_str(), &st) != 0 || !S_ISDIR(st.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("data directory %s: not a directory", path));
+  }
+  if ((st.st_mode & 077) != 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "data directory %s: has mode %04o, wanted 0700 (KV rows are prompt "
+        "text); chmod 0700 it",
+        path, st.st_mode & 07777));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<struct statvfs> FileSystem(const std::string& path) {
+  struct statvfs fs;
+  if (statvfs(path.c_str(), &fs) != 0) {
+    return absl::InternalError(
+        absl::StrFormat("statvfs %s: %s", path, std::strerror(errno)));
+  }
+  return fs;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Acquire(
+    const std::string& path) {
+  TORPOR_RETURN_IF_ERROR(MakePrivateDirectory(path));
+  const std::string lock_path = path + "/torpor.lock";
+  const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("open %s: %s", lock_path, std::strerror(errno)));
+  }
+  std::unique_ptr<DataDir> dir(new DataDir(path, fd));
+  // An open-file-description lock: it holds against this process too, and
+  // works between containers that share the volume whatever their pids.
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "data directory %s: in use by %s", path,
+        errno == EAGAIN || errno == EACCES ? ReadAll(fd)
+                                           : std::strerror(errno)));
+  }
+  const std::string text = HolderText();
+  if (ftruncate(fd, 0) != 0 ||
+      pwrite(fd, text.data(), text.size(), 0) !=
+          static_cast<ssize_t>(text.size())) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("write %s: %s", lock_path, std::strerror(errno)));
+  }
+  return dir;
+}
+
+DataDir::~DataDir() { close(lock_fd_); }
+
+absl::StatusOr<uint64_t> DataDir::FreeBytes() const {
+  TORPOR_ASSIGN_OR_RETURN(const struct statvfs fs, FileSystem(path_));
+  return uint64_t{fs.f_bavail} * fs.f_frsize;
+}
+
+absl::StatusOr<uint64_t> DataDir::DiskBytes() const {
+  TORPOR_ASSIGN_OR_RETURN(const struct statvfs fs, FileSystem(path_));
+  return uint64_t{fs.f_blocks} * fs.f_frsize;
+}
+
+}  // namespace torpor::store

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The LMDB environment: tables, short read transactions, write transactions.
+// One Env per directory per process. Values handed out are views into the map,
+// valid only inside their transaction; a read transaction is never held over
+// an RPC, a replay or a lock. lock.mdb is never opened by us: closing any
+// descriptor of it would drop LMDB's own locks.
+
+#ifndef TORPOR_STORE_ENV_H_
+#define TORPOR_STORE_ENV_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+
+struct MDB_env;
+struct MDB_txn;
+struct MDB_cursor;
+
+namespace torpor::store {
+
+// Named databases of the environment. The order is frozen only within a
+// process; names on disk are frozen.
+enum class Table : uint8_t {
+  kMeta,
+  kSessions,
+  kRecords,
+  kParts,
+  kBlocks,
+  kChain,
+  kStaging,
+  kTrash,
+  kTombstones,
+  kModels,
+};
+inline constexpr size_t kTableCount = 10;
+
+struct EnvOptions {
+  // Existing directory, mode 0700.
+  std::string directory;
+  // Bytes of address space; 0 = 1.25 x the disk. Fixed for the Env's lifetime.
+  uint64_t map_bytes = 0;
+  // For tests that show what a missing flush looks like. Never set otherwise.
+  bool no_sync_for_test = false;
+};
+
+// A key and a value of a table, views into the map.
+struct Entry {
+  std::string_view key;
+  std::span<const uint8_t> value;
+};
+
+// Reads of one consistent version. Not thread-safe.
+class ReadView {
+ public:
+  virtual ~ReadView() = default;
+  ReadView(const ReadView&) = delete;
+  ReadView& operator=(const ReadView&) = delete;
+
+  // The value, or nullopt when the key is absent.
+  [[nodiscard]] absl::StatusOr<std::optional<std::span<const uint8_t>>> Get(
+      Table table, std::string_view key) const;
+
+  // Calls `visit` for entries in key order from the first key >= `from`, until
+  // it returns false or the table ends. `visit` must not write.
+  absl::Status Scan(Table table, std::string_view from,
+                    const std::function<bool(const Entry&)>& visit) const;
+
+  // Number of entries of a table.
+  [[nodiscard]] uint64_t Count(Table table) const;
+
+ protected:
+  ReadView(const class Env* env, MDB_txn* txn) : env_(env), txn_(txn) {}
+
+  const class Env* env_;
+  MDB_txn* txn_;
+};
+
+class ReadTxn final : public ReadView {
+ public:
+  ~ReadTxn() override;
+
+ private:
+  friend class Env;
+  ReadTxn(Env* env, MDB_txn* txn);
+  Env* const owner_;
+};
+
+// The one write transaction of the environment. Aborts unless committed.
+class WriteTxn final : public ReadView {
+ public:
+  ~WriteTxn() override;
+
+  // kResourceExhausted when the map or the disk is full.
+  absl::Status Put(Table table, std::string_view key,
+                   std::span<const uint8_t> value);
+  // Space for a new value, to be filled before the next call on this
+  // transaction. kAlreadyExists when the key is present.
+  absl::StatusOr<std::span<uint8_t>> Reserve(Table table, std::string_view key,
+                                             size_t bytes);
+  // False when the key was absent.
+  absl::StatusOr<bool> Delete(Table table, std::string_view key);
+
+  // A nested transaction: its abort undoes only its own writes. The parent is
+  // not used while the child lives.
+  absl::StatusOr<std::unique_ptr<WriteTxn>> Child();
+
+  // Durable on return, for a transaction without a parent. The transaction is
+  // over either way.
+  absl::Status Commit();
+
+ private:
+  friend class Env;
+  WriteTxn(const Env* env, MDB_txn* txn) : ReadView(env, txn) {}
+};
+
+struct EnvInfo {
+  uint64_t map_bytes = 0;
+  // Pages ever used x page size.
+  uint64_t used_bytes = 0;
+  uint64_t readers = 0;
+};
+
+class Env {
+ public:
+  // Creates the environment when absent, then fsyncs the directory and its
+  // parent (LMDB does not). kFailedPrecondition when this process has it open
+  // already; kDataLoss when the file is no LMDB environment.
+  static absl::StatusOr<std::unique_ptr<Env>> Open(const EnvOptions& options);
+  ~Env();
+  Env(const Env&) = delete;
+  Env& operator=(const Env&) = delete;
+
+  // kResourceExhausted when every reader slot is taken.
+  absl::StatusOr<std::unique_ptr<ReadTxn>> BeginRead();
+  // Waits for the current writer.
+  absl::StatusOr<std::unique_ptr<WriteTxn>> BeginWrite();
+
+  // Frees reader slots of dead processes; returns how many.
+  int CheckReaders();
+  [[nodiscard]] EnvInfo Info() const;
+  [[nodiscard]] const std::string& directory() const { return directory_; }
+
+  // Tells the kernel that a value is about to be read. The map is opened
+  // without read-ahead, so a cold read without this is page by page.
+  static void WillNeed(std::span<const uint8_t> value);
+
+ private:
+  friend class ReadView;
+  friend class ReadTxn;
+  friend class WriteTxn;
+
+  Env() = default;
+  void ReturnReader(MDB_txn* txn);
+
+  std::string directory_;
+  std::string identity_;  // device and inode of the directory
+  MDB_env* env_ = nullptr;
+  std::array<unsigned, kTableCount> dbi_{};
+
+  Mutex mu_;
+  // Reset read transactions, to be renewed: beginning one takes a lock on the
+  // reader table.
+  std::vector<MDB_txn*> idle_readers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace torpor::store
+
+#endif  // TORPOR_STORE_ENV_H_

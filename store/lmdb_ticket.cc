@@ -1,0 +1,937 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "store/lmdb_ticket.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/hash.h"
+#include "base/status.h"
+#include "store/codec.h"
+#include "store/keys.h"
+#include "store/record.h"
+
+namespace torpor::store {
+namespace {
+
+// Record numbers for attachments, beyond the planned records.
+constexpr uint64_t kSpareNumbers = 4;
+// Index pages that a commit rewrites, for the budget.
+constexpr uint64_t kCommitOverheadBytes = 64 * 1024;
+constexpr auto kPoll = std::chrono::milliseconds(20);
+
+absl::Status WriteParts(WriteTxn& txn, RecordNumber number,
+                        std::span<const uint8_t> record) {
+  for (uint32_t part = 0; part < PartCount(record.size()); ++part) {
+    const size_t n = PartSize(record.size(), part);
+    TORPOR_ASSIGN_OR_RETURN(
+        const std::span<uint8_t> out,
+        txn.Reserve(Table::kParts, PartKey(number, part), n));
+    std::memcpy(out.data(), record.data() + size_t{part} * kPartBytes, n);
+  }
+  return absl::OkStatus();
+}
+
+RecordEntry EntryOf(const PlannedRecord& planned, RecordNumber parent,
+                    const Hash256& block_id) {
+  const RecordHeader& h = planned.header;
+  return {.tenant = h.tenant,
+          .kind = h.kind,
+          .full = planned.full,
+          .parent = parent,
+          .first_pos = h.first_pos,
+          .n_tokens = h.n_tokens,
+          .n_pending = h.n_pending,
+          .record_bytes = h.record_bytes,
+          .block_id = block_id,
+          .parent_chain = planned.parent_chain,
+          .chain = planned.chain};
+}
+
+uint64_t PieceBytes(const SectionEntry& section, const RowPiece& piece,
+                    RowRange rows) {
+  return rows.size() * (section.row_bytes / piece.n_shards);
+}
+
+}  // namespace
+
+// ---- RowSet ---------------------------------------------------------------
+
+RowSet::Added RowSet::Add(RowRange range) {
+  auto next = ranges_.upper_bound(range.begin);
+  if (next != ranges_.begin()) {
+    const auto before = std::prev(next);
+    if (before->second >= range.end) return Added::kAlready;
+    if (before->second > range.begin) return Added::kOverlaps;
+  }
+  if (next != ranges_.end() && next->first < range.end) return Added::kOverlaps;
+  size_ += range.size();
+  // Merge with the neighbours that touch.
+  if (next != ranges_.end() && next->first == range.end) {
+    range.end = next->second;
+    next = ranges_.erase(next);
+  }
+  if (next != ranges_.begin()) {
+    const auto before = std::prev(next);
+    if (before->second == range.begin) {
+      before->second = range.end;
+      return Added::kNew;
+    }
+  }
+  ranges_.emplace(range.begin, range.end);
+  return Added::kNew;
+}
+
+uint64_t RowSet::FirstMissing(RowRange all) const {
+  uint64_t row = all.begin;
+  for (const auto& [begin, end] : ranges_) {
+    if (begin > row) break;
+    row = std::max(row, end);
+  }
+  return std::min(row, all.end);
+}
+
+// ---- begin ----------------------------------------------------------------
+
+absl::StatusOr<BeginResult> LmdbTicket::Begin(StoreCore* core,
+                                              SuspendSpec spec) {
+  TORPOR_RETURN_IF_ERROR(ValidateSuspend(spec));
+  std::unique_ptr<LmdbTicket> ticket(new LmdbTicket(core, std::move(spec)));
+  core->open_tickets.fetch_add(1);
+  const SuspendSpec& s = ticket->spec_;
+  TORPOR_RETURN_IF_ERROR(core->DropIfExpired(s.session));
+  {
+    TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
+                            core->env->BeginRead());
+    TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> manifest,
+                            FindSession(*txn, s.session));
+    if (manifest.has_value()) {
+      if (const Operation* done = manifest->FindOperation(s.operation_id);
+          done != nullptr && done->verb == Verb::kSuspend) {
+        return BeginResult{nullptr, done->receipt};
+      }
+    }
+    if (s.expected_version == 0) {
+      TORPOR_RETURN_IF_ERROR(RequireAbsent(*txn, s.session));
+    } else {
+      TORPOR_RETURN_IF_ERROR(
+          RequireVersion(*txn, s.session, s.expected_version).status());
+    }
+    TORPOR_ASSIGN_OR_RETURN(const std::optional<RecordLayout> layout,
+                            FindLayout(*txn, s.layout.fingerprint));
+    if (layout.has_value()) {
+      TORPOR_RETURN_IF_ERROR(RequireSameLayout(*layout, s.layout));
+    }
+  }
+  TORPOR_ASSIGN_OR_RETURN(ticket->secret_, core->Secret(s.session.tenant));
+  TORPOR_ASSIGN_OR_RETURN(const SuspendBase base,
+                          ticket->ReadBase(ticket->secret_));
+  for (const Floor& floor : s.floors) {
+    if (floor.resume_at < RowsKept(s, base.kv_len)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "floor at %d: below the %d tokens whose rows are kept; rows after a "
+          "wake are new",
+          floor.resume_at, RowsKept(s, base.kv_len)));
+    }
+  }
+  ticket->plan_ = PlanSuspend(s, base, ticket->secret_);
+  TORPOR_RETURN_IF_ERROR(ticket->Prepare());
+  return BeginResult{std::move(ticket), std::nullopt};
+}
+
+absl::StatusOr<SuspendBase> LmdbTicket::ReadBase(const TenantSecret& secret) {
+  SuspendBase base;
+  base.parent_chain = ChainRoot(secret, spec_.layout.fingerprint);
+  if (spec_.expected_version == 0) return base;
+
+  TORPOR_ASSIGN_OR_RETURN(
+      base_, LmdbLease::OfSession(core_, spec_.session, spec_.expected_version));
+  const SessionManifest& manifest = *base_->manifest();
+  if (manifest.fingerprint != spec_.layout.fingerprint) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "session '%s': its rows have another model fingerprint than this "
+        "suspend",
+        spec_.session.id));
+  }
+  if (spec_.tokens_kept > manifest.n_tokens) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tokens kept: got %d, version %d of session '%s' has %d",
+        spec_.tokens_kept, manifest.version, spec_.session.id,
+        manifest.n_tokens));
+  }
+  base.kv_len = manifest.kv_len;
+  base.n_tokens = manifest.n_tokens;
+  const uint64_t rows_kept = RowsKept(spec_, base.kv_len);
+  const uint64_t first_pos = FirstPos(spec_, base.kv_len);
+  if (rows_kept > base_->info().usable_len) {
+    return absl::DataLossError(absl::StrFormat(
+        "session '%s': rows of tokens from %d on are damaged, %d were to be "
+        "kept",
+        spec_.session.id, base_->info().usable_len, rows_kept));
+  }
+  for (const ChainLink& link : base_->links()) {
+    if (link.end_pos() <= first_pos && link.n_tokens > 0) {
+      base.parent = link.number;
+      kept_page_bytes_ += StoredBytes(link.record_bytes);
+      ++kept_blocks_;
+    } else if (link.first_pos == first_pos && rows_kept > first_pos) {
+      base.cut_record = link.number;
+      TORPOR_ASSIGN_OR_RETURN(base.cut_origin, base_->ReadOrigin(link));
+    }
+  }
+  parent_ = base.parent;
+  if (base.parent != 0) {
+    TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
+                            core_->env->BeginRead());
+    TORPOR_ASSIGN_OR_RETURN(const RecordEntry entry,
+                            FindRecord(*txn, base.parent));
+    base.parent_chain = entry.chain;
+  }
+  TORPOR_ASSIGN_OR_RETURN(
+      base.tokens,
+      base_->ReadTokens(first_pos, std::max(first_pos, spec_.tokens_kept)));
+  return base;
+}
+
+absl::Status LmdbTicket::Prepare() {
+  const uint64_t reserve = plan_.page_bytes() + kCommitOverheadBytes;
+  TORPOR_RETURN_IF_ERROR(core_->Admit(spec_.session.tenant, reserve));
+  {
+    MutexLock lock(&mu_);
+    reserved_ = reserve;
+  }
+  TORPOR_ASSIGN_OR_RETURN(
+      RecordNumber number,
+      core_->DrawRecords(plan_.blocks.size() + plan_.snapshots.size() +
+                         kSpareNumbers));
+  n_blocks_ = plan_.blocks.size();
+  uint64_t before = 0;
+  for (auto* planned : {&plan_.blocks, &plan_.snapshots}) {
+    for (PlannedRecord& p : *planned) {
+      auto record = std::make_unique<Record>();
+      record->planned = std::move(p);
+      record->planned.header.number = number++;
+      record->bytes_before = before;
+      for (const SectionEntry& s : record->planned.header.sections) {
+        if (s.kind == SectionKind::kRows) {
+          const uint64_t end = s.first_row + s.n_rows;
+          const uint64_t from =
+              std::clamp(plan_.wanted[s.id].begin, s.first_row, end);
+          record->bytes_missing += (end - from) * s.row_bytes;
+        } else if (s.kind == SectionKind::kSnapshotRows) {
+          record->bytes_missing += s.bytes;
+        }
+      }
+      before += record->planned.header.record_bytes;
+      records_.push_back(std::move(record));
+    }
+  }
+  n_row_records_ = records_.size();
+  TORPOR_RETURN_IF_ERROR(CopyKeptRows());
+  // Records that want no rows are complete already.
+  for (size_t i = 0; i < n_row_records_; ++i) {
+    if (records_[i]->bytes_missing != 0) continue;
+    TORPOR_RETURN_IF_ERROR(Activate(i));
+    TORPOR_RETURN_IF_ERROR(RowsArrived(i, 0));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LmdbTicket::CopyKeptRows() {
+  if (n_blocks_ == 0 || plan_.copied_bytes == 0) return absl::OkStatus();
+  TORPOR_RETURN_IF_ERROR(Activate(0));
+  Record& record = *records_[0];
+  for (const SectionEntry& s : record.planned.header.sections) {
+    if (s.kind != SectionKind::kRows) continue;
+    const RowRange rows = plan_.copied[s.id];
+    if (rows.size() == 0) continue;
+    TORPOR_RETURN_IF_ERROR(base_->ReadRows(
+        s.id, rows,
+        record.buffer.span().subspan(s.offset, rows.size() * s.row_bytes)));
+  }
+  return absl::OkStatus();
+}
+
+LmdbTicket::~LmdbTicket() {
+  std::vector<std::pair<RecordNumber, RecordExtent>> staged;
+  uint64_t reserved = 0;
+  {
+    MutexLock lock(&mu_);
+    cancelled_ = true;
+    changed_.NotifyAll();
+    while (puts_running_ > 0 || writing_ > 0) changed_.Wait(&mu_);
+    for (const auto& record : records_) {
+      if (record->stage != Stage::kWritten) continue;
+      const RecordHeader& h = record->planned.header;
+      staged.push_back({h.number, {h.tenant, h.record_bytes}});
+    }
+    reserved = reserved_;
+  }
+  if (!staged.empty()) {
+    // Failing here leaves them to the sweep of the next start.
+    core_->writer.Submit(
+        staged.size() * 64,
+        [staged](WriteTxn& txn) -> absl::Status {
+          for (const auto& [number, extent] : staged) {
+            TORPOR_RETURN_IF_ERROR(TrashStaged(txn, number, extent));
+          }
+          return absl::OkStatus();
+        },
+        [](const absl::Status&) {});
+  }
+  core_->budget.Unreserve(spec_.session.tenant, reserved);
+  core_->open_tickets.fetch_sub(1);
+}
+
+RowRange LmdbTicket::wanted(uint32_t slot) const {
+  return slot < plan_.wanted.size() ? plan_.wanted[slot] : RowRange{};
+}
+
+// ---- put ------------------------------------------------------------------
+
+absl::Status LmdbTicket::CheckAliveLocked() const {
+  if (cancelled_) return absl::CancelledError("suspend: cancelled");
+  return error_;
+}
+
+absl::Status LmdbTicket::CheckPiece(const RowPiece& piece,
+                                    size_t bytes) const {
+  RowRange all;
+  uint64_t row_bytes = 0;
+  if (piece.snapshot) {
+    const auto it = std::find_if(
+        spec_.snapshot.begin(), spec_.snapshot.end(),
+        [&](const SnapshotSlot& slot) { return slot.id == piece.slot; });
+    if (it == spec_.snapshot.end()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "rows of snapshot slot %d: the suspend declared none", piece.slot));
+    }
+    all = it->rows;
+    row_bytes = it->row_bytes;
+  } else {
+    if (piece.slot >= spec_.layout.slots.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("rows of slot %d: the layout has %d slots",
+                          piece.slot, spec_.layout.slots.size()));
+    }
+    all = plan_.wanted[piece.slot];
+    row_bytes = spec_.layout.slots[piece.slot].row_bytes;
+  }
+  // Written so that no lying row number overflows.
+  if (piece.n_rows == 0 || piece.row_begin < all.begin ||
+      piece.row_begin > all.end || piece.n_rows > all.end - piece.row_begin) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d rows from %d of slot %d: wanted some of [%d, %d)", piece.n_rows,
+        piece.row_begin, piece.slot, all.begin, all.end));
+  }
+  const uint64_t end = piece.row_begin + piece.n_rows;
+  if ((piece.n_shards != 1 && piece.n_shards != spec_.n_shards) ||
+      piece.shard >= piece.n_shards || row_bytes % piece.n_shards != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rows of slot %d: got shard %d of %d, wanted a shard of %d that "
+        "divides rows of %d bytes",
+        piece.slot, piece.shard, piece.n_shards, spec_.n_shards, row_bytes));
+  }
+  const uint64_t wanted_bytes = piece.n_rows * (row_bytes / piece.n_shards);
+  if (bytes != wanted_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rows [%d, %d) of slot %d shard %d: got %d bytes, wanted %d",
+        piece.row_begin, end, piece.slot, piece.shard, bytes, wanted_bytes));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<LmdbTicket::Target> LmdbTicket::Locate(
+    const RowPiece& piece) const {
+  std::vector<Target> targets;
+  size_t i = piece.snapshot ? n_blocks_ : 0;
+  const size_t end = piece.snapshot ? n_row_records_ : n_blocks_;
+  uint64_t row = piece.row_begin;
+  const uint64_t row_end = piece.row_begin + piece.n_rows;
+  if (!piece.snapshot && n_blocks_ > 0) {
+    const uint64_t token =
+        row * spec_.layout.slots[piece.slot].tokens_per_row;
+    i = (token - records_[0]->planned.header.first_pos) /
+        spec_.layout.block_size;
+  }
+  const SectionKind kind =
+      piece.snapshot ? SectionKind::kSnapshotRows : SectionKind::kRows;
+  for (; i < end && row < row_end; ++i) {
+    const auto& sections = records_[i]->planned.header.sections;
+    for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].kind != kind || sections[s].id != piece.slot) continue;
+      const uint64_t to =
+          std::min(row_end, sections[s].first_row + sections[s].n_rows);
+      if (row >= sections[s].first_row && row < to) {
+        targets.push_back({i, s, {row, to}});
+        row = to;
+      }
+    }
+  }
+  return targets;
+}
+
+size_t LmdbTicket::OldestIncompleteLocked() {
+  while (oldest_ < n_row_records_ &&
+         records_[oldest_]->stage >= Stage::kComplete) {
+    ++oldest_;
+  }
+  return oldest_;
+}
+
+absl::Status LmdbTicket::CheckShardsLocked(const RowPiece& piece) {
+  const uint32_t n_shards =
+      shards_.try_emplace({piece.snapshot, piece.slot}, piece.n_shards)
+          .first->second;
+  if (n_shards == piece.n_shards) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "rows of slot %d: got a shard of %d, earlier ones were of %d", piece.slot,
+      piece.n_shards, n_shards));
+}
+
+std::string LmdbTicket::MissingLocked() const {
+  constexpr size_t kNamed = 4;
+  std::vector<std::string> named;
+  for (size_t i = oldest_; i < n_row_records_; ++i) {
+    const Record& record = *records_[i];
+    if (record.stage >= Stage::kComplete) continue;
+    const auto& sections = record.planned.header.sections;
+    for (size_t s = 0; s < sections.size(); ++s) {
+      const SectionEntry& section = sections[s];
+      const bool snapshot = section.kind == SectionKind::kSnapshotRows;
+      if (!snapshot && section.kind != SectionKind::kRows) continue;
+      RowRange all{section.first_row, section.first_row + section.n_rows};
+      if (!snapshot) {
+        all.begin =
+            std::clamp(plan_.wanted[section.id].begin, all.begin, all.end);
+      }
+      const auto n = shards_.find({snapshot, section.id});
+      const uint32_t n_shards = n == shards_.end() ? 1 : n->second;
+      for (uint32_t shard = 0; shard < n_shards; ++shard) {
+        const auto it = record.seen.find({s, shard});
+        const uint64_t first =
+            it == record.seen.end() ? all.begin : it->second.FirstMissing(all);
+        if (first >= all.end) continue;
+        named.push_back(absl::StrFormat(
+            "%sslot %d shard %d of %d rows from %d (block of tokens from %d)",
+            snapshot ? "snapshot " : "", section.id, shard, n_shards, first,
+            record.planned.header.first_pos));
+        if (named.size() == kNamed) return absl::StrJoin(named, ", ");
+      }
+    }
+  }
+  return absl::StrJoin(named, ", ");
+}
+
+absl::Status LmdbTicket::Activate(size_t i) {
+  MutexLock lock(&mu_);
+  auto deadline = std::chrono::steady_clock::now() + core_->options.put_timeout;
+  size_t oldest = OldestIncompleteLocked();
+  for (;;) {
+    TORPOR_RETURN_IF_ERROR(CheckAliveLocked());
+    Record& record = *records_[i];
+    if (record.stage != Stage::kUntouched) return absl::OkStatus();
+    const size_t now_oldest = OldestIncompleteLocked();
+    if (now_oldest != oldest) {
+      oldest = now_oldest;
+      deadline = std::chrono::steady_clock::now() + core_->options.put_timeout;
+    }
+    const uint64_t bytes = record.planned.header.record_bytes;
+    const bool too_far = record.bytes_before - records_[oldest]->bytes_before >
+                         core_->options.ahead_bytes;
+    if (i == oldest) {
+      // Everyone waits for this one: it never waits itself.
+      record.buffer = core_->pool.Force(bytes);
+    } else if (!too_far) {
+      record.buffer = core_->pool.TryAcquire(bytes);
+    }
+    if (record.buffer) {
+      record.stage = Stage::kFilling;
+      return absl::OkStatus();
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "rows ahead of the oldest incomplete block waited %d ms; missing: %s",
+          core_->options.put_timeout.count(), MissingLocked()));
+    }
+    changed_.WaitUntil(
+        &mu_, std::min(deadline, std::chrono::steady_clock::now() + kPoll));
+  }
+}
+
+absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
+                                   std::span<const uint8_t> bytes) {
+  Record& record = *records_[target.record];
+  const SectionEntry& section =
+      record.planned.header.sections[target.section];
+  {
+    MutexLock lock(&mu_);
+    if (record.stage >= Stage::kComplete) return absl::OkStatus();
+  }
+  TORPOR_RETURN_IF_ERROR(Activate(target.record));
+  {
+    MutexLock lock(&mu_);
+    if (record.stage >= Stage::kComplete) return absl::OkStatus();
+    switch (record.seen[{target.section, piece.shard}].Add(target.rows)) {
+      case RowSet::Added::kNew:
+        break;
+      case RowSet::Added::kAlready:
+        return absl::OkStatus();
+      case RowSet::Added::kOverlaps:
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "rows [%d, %d) of slot %d shard %d: overlap rows that came before; "
+            "repeat pieces whole",
+            target.rows.begin, target.rows.end, piece.slot, piece.shard));
+    }
+  }
+  const uint64_t shard_bytes = section.row_bytes / piece.n_shards;
+  uint8_t* out = record.buffer.span().data() + section.offset +
+                 (target.rows.begin - section.first_row) * section.row_bytes +
+                 piece.shard * shard_bytes;
+  if (piece.n_shards == 1) {
+    std::memcpy(out, bytes.data(), bytes.size());
+  } else {
+    for (uint64_t r = 0; r < target.rows.size(); ++r) {
+      std::memcpy(out + r * section.row_bytes, bytes.data() + r * shard_bytes,
+                  shard_bytes);
+    }
+  }
+  return RowsArrived(target.record, bytes.size());
+}
+
+absl::Status LmdbTicket::Put(const RowPiece& piece,
+                             std::span<const uint8_t> bytes) {
+  TORPOR_RETURN_IF_ERROR(CheckPiece(piece, bytes.size()));
+  if (const uint64_t got = Xxh3(bytes); got != piece.checksum) {
+    return absl::DataLossError(absl::StrFormat(
+        "rows [%d, %d) of slot %d shard %d: have checksum %016x, their sender "
+        "says %016x",
+        piece.row_begin, piece.row_begin + piece.n_rows, piece.slot,
+        piece.shard, got, piece.checksum));
+  }
+  {
+    MutexLock lock(&mu_);
+    TORPOR_RETURN_IF_ERROR(CheckAliveLocked());
+    if (committing_) {
+      return absl::FailedPreconditionError("suspend: committed already");
+    }
+    TORPOR_RETURN_IF_ERROR(CheckShardsLocked(piece));
+    ++puts_running_;
+  }
+  absl::Status status;
+  for (const Target& target : Locate(piece)) {
+    const SectionEntry& section =
+        records_[target.record]->planned.header.sections[target.section];
+    const size_t n = PieceBytes(section, piece, target.rows);
+    status = PutTarget(piece, target, bytes.first(n));
+    if (!status.ok()) break;
+    bytes = bytes.subspan(n);
+  }
+  MutexLock lock(&mu_);
+  --puts_running_;
+  changed_.NotifyAll();
+  return status;
+}
+
+absl::Status LmdbTicket::RowsArrived(size_t i, uint64_t bytes) {
+  Record& record = *records_[i];
+  {
+    MutexLock lock(&mu_);
+    record.bytes_missing -= bytes;
+    if (record.bytes_missing != 0 || record.stage != Stage::kFilling) {
+      return absl::OkStatus();
+    }
+  }
+  // Only the thread that brought the last rows comes here.
+  Seal(&record);
+  MutexLock lock(&mu_);
+  record.stage = Stage::kComplete;
+  complete_.push_back(i);
+  complete_bytes_ += record.planned.header.record_bytes;
+  if (complete_bytes_ >= core_->options.publish_bytes) SubmitPayloadLocked();
+  changed_.NotifyAll();
+  return error_;
+}
+
+void LmdbTicket::Seal(Record* record) const {
+  RecordHeader& header = record->planned.header;
+  const std::span<uint8_t> out = record->buffer.span();
+  KeyedHash digest(secret_);
+  uint64_t at = header.prefix_bytes();
+  for (size_t i = 0; i < header.sections.size(); ++i) {
+    SectionEntry& section = header.sections[i];
+    // Padding is zeroed: buffers are recycled, and other tenants' rows must
+    // not leak to disk.
+    std::memset(out.data() + at, 0, section.offset - at);
+    const std::span<uint8_t> bytes = out.subspan(section.offset, section.bytes);
+    if (i < record->planned.small_sections.size()) {
+      const std::string& small = record->planned.small_sections[i];
+      std::memcpy(bytes.data(), small.data(), small.size());
+    }
+    section.checksum = Xxh3(bytes);
+    digest.Update(bytes);
+    at = section.offset + section.bytes;
+  }
+  header.payload_digest = digest.Finish();
+  const std::string prefix = EncodeRecordPrefix(header);
+  std::memcpy(out.data(), prefix.data(), prefix.size());
+}
+
+void LmdbTicket::SubmitPayloadLocked() {
+  if (complete_.empty()) return;
+  std::vector<Record*> batch;
+  for (const size_t i : complete_) {
+    records_[i]->stage = Stage::kWriting;
+    batch.push_back(records_[i].get());
+  }
+  ++writing_;
+  core_->writer.Submit(
+      complete_bytes_,
+      [batch](WriteTxn& txn) -> absl::Status {
+        for (const Record* record : batch) {
+          const RecordHeader& h = record->planned.header;
+          TORPOR_RETURN_IF_ERROR(
+              WriteParts(txn, h.number, record->buffer.span()));
+          TORPOR_RETURN_IF_ERROR(
+              PutStaged(txn, h.number, {h.tenant, h.record_bytes}));
+        }
+        return absl::OkStatus();
+      },
+      [this, batch](const absl::Status& status) {
+        uint64_t live = 0;
+        MutexLock lock(&mu_);
+        for (Record* record : batch) {
+          record->buffer.Release();
+          if (status.ok()) {
+            record->stage = Stage::kWritten;
+            live += RecordPageBytes(record->planned.header.record_bytes);
+          }
+        }
+        core_->budget.AddLive(spec_.session.tenant, live, live);
+        reserved_ -= live;
+        if (!status.ok() && error_.ok()) error_ = status;
+        --writing_;
+        changed_.NotifyAll();
+      });
+  complete_.clear();
+  complete_bytes_ = 0;
+}
+
+void LmdbTicket::Cancel() {
+  MutexLock lock(&mu_);
+  cancelled_ = true;
+  changed_.NotifyAll();
+}
+
+// ---- commit ---------------------------------------------------------------
+
+absl::Status LmdbTicket::WaitForRows() {
+  MutexLock lock(&mu_);
+  TORPOR_RETURN_IF_ERROR(CheckAliveLocked());
+  if (committing_) {
+    return absl::FailedPreconditionError("suspend: committed already");
+  }
+  while (puts_running_ > 0) changed_.Wait(&mu_);
+  if (OldestIncompleteLocked() < n_row_records_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("commit: rows are missing: %s", MissingLocked()));
+  }
+  committing_ = true;
+  while (writing_ > 0) changed_.Wait(&mu_);
+  return CheckAliveLocked();
+}
+
+absl::Status LmdbTicket::AddAttachments(std::vector<Attachment> attachments) {
+  RecordNumber number =
+      records_.empty() ? 0 : records_.back()->planned.header.number + 1;
+  if (records_.empty()) {
+    TORPOR_ASSIGN_OR_RETURN(number, core_->DrawRecords(kSpareNumbers));
+  }
+  uint64_t page_bytes = 0;
+  for (const Attachment& attachment : attachments) {
+    if (attachment.sections.empty()) continue;
+    const size_t begin = records_.size();
+    uint64_t bytes = 0;
+    auto record = std::make_unique<Record>();
+    RecordHeader& header = record->planned.header;
+    header.kind = RecordKind::kAttachment;
+    header.number = number++;
+    header.tenant = spec_.session.tenant;
+    for (const AttachmentSection& section : attachment.sections) {
+      header.sections.push_back({.kind = SectionKind::kAttachment,
+                                 .id = section.id,
+                                 .bytes = section.bytes.size()});
+      record->planned.small_sections.push_back(
+          std::string(AsString(section.bytes)));
+      bytes += section.bytes.size();
+    }
+    PlaceSections(&header);
+    record->buffer = core_->pool.Force(header.record_bytes);
+    Seal(record.get());
+    record->stage = Stage::kComplete;
+    page_bytes += RecordPageBytes(header.record_bytes);
+    records_.push_back(std::move(record));
+    attachments_.push_back(
+        {attachment.kind, begin, records_.size(), bytes});
+  }
+  if (page_bytes == 0) return absl::OkStatus();
+  TORPOR_RETURN_IF_ERROR(core_->Admit(spec_.session.tenant, page_bytes));
+  MutexLock lock(&mu_);
+  reserved_ += page_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status LmdbTicket::LeaveOut(WriteTxn& txn, size_t i,
+                                  Published* published) const {
+  published->unused[i] = true;
+  const RecordHeader& h = records_[i]->planned.header;
+  if (records_[i]->stage != Stage::kWritten) return absl::OkStatus();
+  return TrashStaged(txn, h.number, {h.tenant, h.record_bytes});
+}
+
+absl::Status LmdbTicket::PublishBlocks(WriteTxn& txn, Published* published,
+                                       RecordNumber* tip) {
+  RecordNumber parent = parent_;
+  Hash256 parent_id{};
+  if (parent != 0) {
+    TORPOR_ASSIGN_OR_RETURN(const RecordEntry entry, FindRecord(txn, parent));
+    parent_id = entry.block_id;
+  }
+  for (size_t i = 0; i < n_blocks_; ++i) {
+    const Record& record = *records_[i];
+    const PlannedRecord& planned = record.planned;
+    const RecordHeader& h = planned.header;
+    const Hash256 id =
+        BlockId(secret_, {.fingerprint = spec_.layout.fingerprint,
+                          .parent_id = parent_id,
+                          .chain_hash = planned.chain,
+                          .payload_digest = h.payload_digest,
+                          .provenance = planned.origin.provenance,
+                          .floors = planned.origin.floors});
+    parent_id = id;
+    if (planned.full) {
+      TORPOR_ASSIGN_OR_RETURN(const RecordNumber twin,
+                              FindBlock(txn, h.tenant, id));
+      if (twin != 0) {
+        TORPOR_ASSIGN_OR_RETURN(const RecordEntry entry, FindRecord(txn, twin));
+        // Equal bytes under the very parent we have: share them.
+        if (entry.parent == parent) {
+          TORPOR_RETURN_IF_ERROR(LeaveOut(txn, i, published));
+          ++published->blocks_shared;
+          parent = twin;
+          continue;
+        }
+      }
+    }
+    if (record.stage != Stage::kWritten) {
+      TORPOR_RETURN_IF_ERROR(WriteParts(txn, h.number, record.buffer.span()));
+    }
+    TORPOR_RETURN_IF_ERROR(
+        PublishRecord(txn, h.number, EntryOf(planned, parent, id)));
+    parent = h.number;
+  }
+  *tip = parent;
+  return absl::OkStatus();
+}
+
+absl::Status LmdbTicket::PublishAttachments(WriteTxn& txn,
+                                            const SessionManifest* base,
+                                            Published* published) {
+  SessionManifest& manifest = published->manifest;
+  // Without new rows the witness and the snapshot of the first computation
+  // stay: what a later wake held in its place is not what the rows say.
+  const bool no_new_rows = base != nullptr && plan_.rows_kept == spec_.kv_len &&
+                           base->kv_len == spec_.kv_len;
+  const auto first_counts = [&](AttachmentKind kind) {
+    return no_new_rows && (kind == AttachmentKind::kWitness ||
+                           kind == AttachmentKind::kSnapshot);
+  };
+  if (no_new_rows) {
+    for (const AttachmentRef& ref : base->attachments) {
+      if (first_counts(ref.kind)) manifest.attachments.push_back(ref);
+    }
+  }
+  const auto publish = [&](const AttachmentRecords& a) -> absl::Status {
+    const bool leave_out =
+        first_counts(a.kind) &&
+        (manifest.Find(a.kind) != nullptr || !spec_.floors.empty());
+    AttachmentRef ref{.kind = a.kind, .bytes = a.bytes};
+    for (size_t i = a.begin; i < a.end; ++i) {
+      if (leave_out) {
+        TORPOR_RETURN_IF_ERROR(LeaveOut(txn, i, published));
+        continue;
+      }
+      const Record& record = *records_[i];
+      const RecordHeader& h = record.planned.header;
+      if (record.stage != Stage::kWritten) {
+        TORPOR_RETURN_IF_ERROR(WriteParts(txn, h.number, record.buffer.span()));
+      }
+      TORPOR_RETURN_IF_ERROR(PublishRecord(
+          txn, h.number,
+          EntryOf(record.planned, ref.record, h.payload_digest)));
+      ref.record = h.number;
+      ref.page_bytes += StoredBytes(h.record_bytes);
+    }
+    if (!leave_out) manifest.attachments.push_back(ref);
+    return absl::OkStatus();
+  };
+  if (n_row_records_ > n_blocks_) {
+    TORPOR_RETURN_IF_ERROR(publish({AttachmentKind::kSnapshot, n_blocks_,
+                                    n_row_records_, plan_.snapshot_bytes}));
+  }
+  for (const AttachmentRecords& a : attachments_) {
+    TORPOR_RETURN_IF_ERROR(publish(a));
+  }
+  return absl::OkStatus();
+}
+
+SessionManifest LmdbTicket::NewManifest(const SessionManifest* base) const {
+  const int64_t now = core_->Now();
+  SessionManifest m;
+  if (base != nullptr) {
+    m.session_class = base->session_class;
+    m.created_at_us = base->created_at_us;
+    m.expires_at_us = base->expires_at_us;
+    m.pinned_until_us = base->pinned_until_us;
+    m.labels = base->labels;
+    m.operations = base->operations;
+    m.version = base->version + 1;
+  } else {
+    m.created_at_us = now;
+  }
+  m.updated_at_us = now;
+  m.fingerprint = spec_.layout.fingerprint;
+  m.block_size = spec_.layout.block_size;
+  m.n_tokens = plan_.n_tokens;
+  m.kv_len = spec_.kv_len;
+  m.model = spec_.model;
+  m.fingerprint_fields = spec_.fingerprint_fields;
+  m.numerics_id = spec_.numerics_id;
+  m.holder = spec_.holder;
+  if (spec_.session_class.has_value()) m.session_class = *spec_.session_class;
+  if (spec_.ttl_seconds.has_value()) {
+    m.expires_at_us =
+        *spec_.ttl_seconds == 0 ? 0 : now + *spec_.ttl_seconds * 1'000'000;
+  }
+  if (!spec_.labels.empty()) m.labels = spec_.labels;
+  if (base != nullptr && plan_.rows_kept > 0) {
+    m.provenance = ClipProvenance(base->provenance, 0, plan_.rows_kept);
+  }
+  for (const ProvenanceRange& range :
+       ClipProvenance(spec_.provenance, plan_.rows_kept, spec_.kv_len)) {
+    AppendProvenance(range, &m.provenance);
+  }
+  return m;
+}
+
+SuspendReceipt LmdbTicket::Receipt(const Published& published) const {
+  SuspendReceipt receipt;
+  receipt.version = published.manifest.version;
+  receipt.n_tokens = plan_.n_tokens;
+  receipt.kv_len = spec_.kv_len;
+  receipt.tokens_kept = spec_.tokens_kept;
+  receipt.row_bytes_received = plan_.wanted_bytes;
+  receipt.row_bytes_copied = plan_.copied_bytes;
+  receipt.token_bytes = plan_.token_bytes;
+  receipt.snapshot_bytes = plan_.snapshot_bytes;
+  receipt.blocks_shared = published.blocks_shared;
+  receipt.blocks_written = n_blocks_ - published.blocks_shared;
+  for (const AttachmentRecords& a : attachments_) {
+    if (a.kind == AttachmentKind::kWitness) receipt.witness_bytes = a.bytes;
+    if (a.kind == AttachmentKind::kClientState) {
+      receipt.client_state_bytes = a.bytes;
+    }
+  }
+  for (size_t i = 0; i < records_.size(); ++i) {
+    if (!published.unused[i]) {
+      receipt.stored_bytes +=
+          RecordPageBytes(records_[i]->planned.header.record_bytes);
+    }
+  }
+  return receipt;
+}
+
+absl::Status LmdbTicket::Publish(WriteTxn& txn, Published* published) {
+  *published = {};
+  published->unused.resize(records_.size());
+  std::optional<SessionManifest> base;
+  if (spec_.expected_version == 0) {
+    TORPOR_RETURN_IF_ERROR(RequireAbsent(txn, spec_.session));
+  } else {
+    TORPOR_ASSIGN_OR_RETURN(
+        base, RequireVersion(txn, spec_.session, spec_.expected_version));
+  }
+  const SessionManifest* base_ptr = base.has_value() ? &*base : nullptr;
+  TORPOR_RETURN_IF_ERROR(EnsureLayout(txn, spec_.layout));
+  SessionManifest& manifest = published->manifest;
+  manifest = NewManifest(base_ptr);
+  if (base_ptr == nullptr) {
+    TORPOR_ASSIGN_OR_RETURN(manifest.version, FirstVersion(txn));
+  }
+  const bool unchanged = n_blocks_ == 0 && base_ptr != nullptr &&
+                         base_ptr->kv_len == spec_.kv_len &&
+                         base_ptr->n_tokens == plan_.n_tokens;
+  if (unchanged) {
+    manifest.tip = base_ptr->tip;
+    manifest.page_bytes = base_ptr->page_bytes;
+    manifest.n_blocks = base_ptr->n_blocks;
+  } else {
+    TORPOR_RETURN_IF_ERROR(PublishBlocks(txn, published, &manifest.tip));
+    manifest.page_bytes = kept_page_bytes_;
+    for (size_t i = 0; i < n_blocks_; ++i) {
+      manifest.page_bytes +=
+          StoredBytes(records_[i]->planned.header.record_bytes);
+    }
+    manifest.n_blocks = kept_blocks_ + n_blocks_;
+  }
+  TORPOR_RETURN_IF_ERROR(PublishAttachments(txn, base_ptr, published));
+  TORPOR_RETURN_IF_ERROR(AddManifestNames(txn, manifest));
+  if (base_ptr != nullptr) {
+    TORPOR_RETURN_IF_ERROR(DropManifestNames(txn, *base_ptr));
+  }
+  manifest.AddOperation(
+      {spec_.operation_id, Verb::kSuspend, Receipt(*published)});
+  return PutSession(txn, spec_.session, manifest);
+}
+
+absl::StatusOr<SuspendReceipt> LmdbTicket::Commit(
+    std::vector<Attachment> attachments) {
+  const auto begin = std::chrono::steady_clock::now();
+  TORPOR_RETURN_IF_ERROR(WaitForRows());
+  TORPOR_RETURN_IF_ERROR(AddAttachments(std::move(attachments)));
+  uint64_t bytes = 0;
+  for (const auto& record : records_) {
+    if (record->stage == Stage::kComplete) {
+      bytes += record->planned.header.record_bytes;
+    }
+  }
+  Published published;
+  TORPOR_RETURN_IF_ERROR(core_->writer.Run(
+      bytes, [&](WriteTxn& txn) { return Publish(txn, &published); }));
+
+  SuspendReceipt receipt = Receipt(published);
+  receipt.commit_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                          std::chrono::steady_clock::now() - begin)
+                          .count();
+  core_->Track(spec_.session, published.manifest);
+  uint64_t live = 0;
+  MutexLock lock(&mu_);
+  for (size_t i = 0; i < records_.size(); ++i) {
+    Record& record = *records_[i];
+    if (record.stage == Stage::kComplete && !published.unused[i]) {
+      live += RecordPageBytes(record.planned.header.record_bytes);
+    }
+    // Published or in the trash: nothing is left for the destructor.
+    record.stage = Stage::kComplete;
+    record.buffer.Release();
+  }
+  core_->budget.AddLive(spec_.session.tenant, live, live);
+  reserved_ -= live;
+  return receipt;
+}
+
+}  // namespace torpor::store

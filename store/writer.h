@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one writer thread of an environment, with group commit: operations that
+// wait together share a transaction and its flush. Each runs in a nested
+// transaction of its own, so a failed one leaves nothing behind and its
+// neighbours commit.
+
+#ifndef TORPOR_STORE_WRITER_H_
+#define TORPOR_STORE_WRITER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "store/env.h"
+
+namespace torpor::store {
+
+// Runs on the writer thread, possibly twice when a shared commit failed: it
+// must depend on the transaction alone and keep its side effects for `done`.
+using WriteFn = std::function<absl::Status(WriteTxn&)>;
+// Runs on the writer thread after the flush; OK means durable.
+using DoneFn = std::function<void(const absl::Status&)>;
+
+class Writer {
+ public:
+  // `env` outlives the writer.
+  explicit Writer(Env* env);
+  // Finishes what is queued.
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  // Queues an operation that writes about `bytes` bytes.
+  void Submit(uint64_t bytes, WriteFn fn, DoneFn done);
+
+  // Submit, then wait. Not from the writer thread.
+  absl::Status Run(uint64_t bytes, WriteFn fn);
+
+  // Transactions committed since the start.
+  [[nodiscard]] uint64_t commits() const { return commits_.load(); }
+
+ private:
+  struct Op {
+    uint64_t bytes;
+    WriteFn fn;
+    DoneFn done;
+    absl::Status status;
+  };
+
+  void Loop();
+  std::vector<Op> TakeGroup();
+  void CommitGroup(std::vector<Op>* group);
+  // Runs and commits one operation by itself.
+  absl::Status CommitAlone(Op* op);
+
+  Env* const env_;
+  std::atomic<uint64_t> commits_{0};
+  Mutex mu_;
+  CondVar wake_;
+  std::deque<Op> queue_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace torpor::store
+
+#endif  // TORPOR_STORE_WRITER_H_

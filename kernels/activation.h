@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element-wise ops: the gated GELU of Gemma's MLP, softcap, and rounding rows
+// to the dtype that the next GEMM wants.
+
+#ifndef TORPOR_KERNELS_ACTIVATION_H_
+#define TORPOR_KERNELS_ACTIVATION_H_
+
+#include <cstdint>
+
+#include "kernels/gemm.h"
+
+namespace torpor::kernels {
+
+// out = gelu_tanh(gate) * up.
+struct GatedGeluParams {
+  // [n_rows, 2 * dim] f32: gate, then up.
+  const float* gate_up = nullptr;
+  int64_t n_rows = 0;
+  int64_t dim = 0;
+  // [n_rows, dim] of `out_dtype`.
+  void* out = nullptr;
+  DType out_dtype = DType::kF32;
+};
+
+// x = cap * tanh(x / cap), in place.
+struct SoftcapParams {
+  float* x = nullptr;
+  int64_t n = 0;
+  float cap = 0.0f;
+};
+
+// Rounds to nearest even; NaN stays NaN.
+struct ToBf16Params {
+  const float* x = nullptr;
+  int64_t n = 0;
+  Bf16* out = nullptr;
+};
+
+void GatedGeluRef(const GatedGeluParams& params);
+void SoftcapRef(const SoftcapParams& params);
+void ToBf16Ref(const ToBf16Params& params);
+
+}  // namespace torpor::kernels
+
+#endif  // TORPOR_KERNELS_ACTIVATION_H_

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu_ops.h"
+
+#include <algorithm>
+#include <cassert>
+#include <new>
+#include <vector>
+
+#include "kernels/cpu_kernels.h"
+#include "kernels/thread_pool.h"
+
+namespace torpor::kernels {
+namespace {
+
+// Below this much work a loop stays on its caller's thread: waking another
+// costs more.
+constexpr int64_t kElementsPerTask = 16 * 1024;
+
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(size_t n)
+      : data_(static_cast<uint8_t*>(operator new(n, kAlign))) {}
+  ~AlignedBytes() { operator delete(data_, kAlign); }
+  AlignedBytes(AlignedBytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)) {}
+  AlignedBytes& operator=(AlignedBytes&&) = delete;
+  [[nodiscard]] uint8_t* get() const { return data_; }
+
+ private:
+  static constexpr std::align_val_t kAlign{64};
+  uint8_t* data_;
+};
+
+// Partial results and scratch of one running tile.
+class TileMemory {
+ public:
+  explicit TileMemory(int64_t head_dim)
+      : head_dim_(head_dim),
+        bytes_(static_cast<size_t>(
+            kTileRows * (3 * head_dim + 2 * kPageTokens + 4) * 4)) {}
+
+  [[nodiscard]] AttentionPartial total() const { return PartialAt(0); }
+  [[nodiscard]] AttentionPartial part() const {
+    return PartialAt(kTileRows * (head_dim_ + 2));
+  }
+  [[nodiscard]] AttentionScratch scratch() const {
+    float* f = floats() + 2 * kTileRows * (head_dim_ + 2);
+    return {.q = f,
+            .scores = f + kTileRows * head_dim_,
+            .weights = f + kTileRows * (head_dim_ + kPageTokens)};
+  }
+
+ private:
+  [[nodiscard]] float* floats() const {
+    return reinterpret_cast<float*>(bytes_.get());
+  }
+  [[nodiscard]] AttentionPartial PartialAt(int64_t at) const {
+    float* f = floats() + at;
+    return {.max = f, .sum = f + kTileRows, .acc = f + 2 * kTileRows};
+  }
+
+  int64_t head_dim_;
+  AlignedBytes bytes_;
+};
+
+struct SplitRange {
+  int64_t begin;
+  int64_t end;
+};
+
+SplitRange SplitsOf(const AttentionTile& tile) {
+  SplitRange splits{INT64_MAX, 0};
+  for (int64_t i = 0; i < tile.n_positions; ++i) {
+    const KeyRange keys = tile.segment->keys[tile.row + i];
+    splits.begin = std::min(splits.begin, keys.begin / kSplitTokens);
+    splits.end =
+        std::max(splits.end, (keys.end + kSplitTokens - 1) / kSplitTokens);
+  }
+  return splits;
+}
+
+std::vector<AttentionTile> TilesOf(const AttentionParams& p) {
+  const int64_t group = p.n_heads / p.shape.n_kv_heads;
+  const int64_t heads = std::min(group, kTileRows);
+  const int64_t positions = std::max<int64_t>(1, kTileRows / heads);
+  std::vector<AttentionTile> tiles;
+  for (int64_t s = 0; s < p.n_segments; ++s) {
+    const AttentionSegment& segment = p.segments[s];
+    for (int64_t kv = 0; kv < p.shape.n_kv_heads; ++kv) {
+      for (int64_t h = 0; h < group; h += heads) {
+        for (int64_t row = 0; row < segment.n_rows; row += positions) {
+          tiles.push_back(
+              {.segment = &segment,
+               .kv_head = kv,
+               .head = kv * group + h,
+               .n_heads = std::min(heads, group - h),
+               .row = row,
+               .n_positions = std::min(positions, segment.n_rows - row)});
+        }
+      }
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
+
+const CpuKernels& KernelsOf(Isa isa) {
+#if defined(TORPOR_X86_PATHS)
+  if (isa == Isa::kAvx2) return Avx2Kernels();
+  if (isa == Isa::kAvx512Bf16) return Avx512Bf16Kernels();
+#endif
+  assert(isa == Isa::kPortable);
+  return PortableKernels();
+}
+
+struct CpuOps::Impl {
+  Impl(Isa isa, int n_threads) : kernels(KernelsOf(isa)), pool(n_threads) {}
+
+  // `n` independent items of `item_elements` elements each, in contiguous runs.
+  void Ranges(int64_t n, int64_t item_elements,
+              const std::function<void(int64_t, int64_t)>& fn) {
+    const int64_t enough =
+        std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(
+                                                    1, item_elements));
+    const int64_t tasks =
+        std::clamp<int64_t>(n / enough, 1, 4 * pool.n_threads());
+    pool.ParallelFor(tasks, [&](int64_t task, int) {
+      fn(n * task / tasks, n * (task + 1) / tasks);
+    });
+  }
+
+  TileMemory& Memory(size_t i, int64_t head_dim) {
+    if (head_dim != memory_head_dim) {
+      memory.clear();
+      memory_head_dim = head_dim;
+    }
+    while (memory.size() <= i) memory.emplace_back(head_dim);
+    return memory[i];
+  }
+
+  void OneByOne(const AttentionParams& p,
+                const std::vector<AttentionTile>& tiles) {
+    // Threads only read `memory` once it has a place for each of them.
+    Memory(static_cast<size_t>(pool.n_threads() - 1), p.shape.head_dim);
+    pool.ParallelFor(
+        static_cast<int64_t>(tiles.size()), [&](int64_t t, int thread) {
+          const TileMemory& m = memory[static_cast<size_t>(thread)];
+          const AttentionTile& tile = tiles[static_cast<size_t>(t)];
+          const AttentionPartial total = m.total();
+          std::fill_n(total.sum, tile.n_rows(), 0.0f);
+          const SplitRange splits = SplitsOf(tile);
+          for (int64_t s = splits.begin; s < splits.end; ++s) {
+            if (kernels.attention_split(p, tile, s, m.scratch(), m.part())) {
+              kernels.merge_attention(tile.n_rows(), p.shape.head_dim,
+                                      m.part(), total);
+            }
+          }
+          kernels.finish_attention(p, tile, total);
+        });
+  }
+
+  // Few tiles over many keys: the splits of a tile run beside each other and
+  // are merged in order afterwards.
+  void SplitBySplit(const AttentionParams& p,
+                    const std::vector<AttentionTile>& tiles) {
+    struct Work {
+      size_t tile;
+      int64_t split;
+    };
+    std::vector<Work> work;
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      const SplitRange splits = SplitsOf(tiles[t]);
+      for (int64_t s = splits.begin; s < splits.end; ++s) {
+        work.push_back({t, s});
+      }
+    }
+    Memory(work.size() - 1, p.shape.head_dim);
+    std::vector<uint8_t> any(work.size());
+    pool.ParallelFor(
+        static_cast<int64_t>(work.size()), [&](int64_t i, int) {
+          const auto w = static_cast<size_t>(i);
+          const TileMemory& m = memory[w];
+          any[w] = kernels.attention_split(p, tiles[work[w].tile],
+                                           work[w].split, m.scratch(),
+                                           m.part())
+                       ? 1
+                       : 0;
+        });
+    for (size_t w = 0; w < work.size();) {
+      const AttentionTile& tile = tiles[work[w].tile];
+      const AttentionPartial total = memory[w].total();
+      std::fill_n(total.sum, tile.n_rows(), 0.0f);
+      const size_t t = work[w].tile;
+      for (; w < work.size() && work[w].tile == t; ++w) {
+        if (any[w] == 0) continue;
+        kernels.merge_attention(tile.n_rows(), p.shape.head_dim,
+                                memory[w].part(), total);
+      }
+      kernels.finish_attention(p, tile, total);
+    }
+  }
+
+  const CpuKernels& kernels;
+  ThreadPool pool;
+  std::vector<TileMemory> memory;
+  int64_t memory_head_dim = 0;
+};
+
+CpuOps::CpuOps(Isa isa, int n_threads)
+    : isa_(isa), impl_(std::make_unique<Impl>(isa, n_threads)) {}
+CpuOps::~CpuOps() = default;
+
+int CpuOps::n_threads() const { return impl_->pool.n_threads(); }
+
+void CpuOps::Gemm(const GemmParams& params) {
+  if (params.n_rows == 0) return;
+  const int64_t unit = impl_->kernels.gemm_groups;
+  const int64_t units = (params.b->n_groups() + unit - 1) / unit;
+  impl_->Ranges(units, unit * kGemmGroup * params.b->k() * params.n_rows / 16,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.gemm(
+                      params, begin * unit,
+                      std::min(end * unit, params.b->n_groups()));
+                });
+}
+
+void CpuOps::RmsNorm(const RmsNormParams& params) {
+  impl_->Ranges(params.n_rows, params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.rms_norm(params, begin, end);
+  });
+}
+
+void CpuOps::Rope(const RopeParams& params) {
+  impl_->Ranges(params.n_rows, params.n_heads * params.head_dim,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.rope(params, begin, end);
+                });
+}
+
+void CpuOps::GatedGelu(const GatedGeluParams& params) {
+  impl_->Ranges(params.n_rows, 4 * params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.gated_gelu(params, begin, end);
+  });
+}
+
+void CpuOps::Softcap(const SoftcapParams& params) {
+  // Runs of whole lanes, so that only the last one is ragged.
+  impl_->Ranges((params.n + 15) / 16, 64, [&](int64_t begin, int64_t end) {
+    impl_->kernels.softcap(params, begin * 16, std::min(end * 16, params.n));
+  });
+}
+
+void CpuOps::ToBf16(const ToBf16Params& params) {
+  impl_->Ranges((params.n + 15) / 16, 16, [&](int64_t begin, int64_t end) {
+    impl_->kernels.to_bf16(params, begin * 16, std::min(end * 16, params.n));
+  });
+}
+
+void CpuOps::Attention(const AttentionParams& params) {
+  const std::vector<AttentionTile> tiles = TilesOf(params);
+  if (tiles.empty()) return;
+  int64_t splits = 0;
+  for (const AttentionTile& tile : tiles) {
+    const SplitRange range = SplitsOf(tile);
+    splits = std::max(splits, range.end - range.begin);
+  }
+  const auto n_tiles = static_cast<int64_t>(tiles.size());
+  if (n_tiles < impl_->pool.n_threads() && splits > 1) {
+    impl_->SplitBySplit(params, tiles);
+  } else {
+    impl_->OneByOne(params, tiles);
+  }
+}
+
+}  // namespace torpor::kernels

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cassert>
+#include <new>
+
+#include "kernels/gemm.h"
+
+namespace torpor::kernels {
+namespace {
+
+constexpr std::align_val_t kAlign{64};
+
+float Value(Bf16 v) { return ToFloat(v); }
+float Value(float v) { return v; }
+
+// Where element (row n, column k) of b stands in a packed matrix.
+size_t PackedIndex(int64_t n, int64_t k, int64_t k_total, DType dtype) {
+  const int64_t group = n / kGemmGroup;
+  const int64_t lane = n % kGemmGroup;
+  if (dtype == DType::kBf16) {
+    return static_cast<size_t>(
+        ((group * (k_total / 2) + k / 2) * kGemmGroup + lane) * 2 + k % 2);
+  }
+  return static_cast<size_t>((group * k_total + k) * kGemmGroup + lane);
+}
+
+double At(const PackedMatrix& b, int64_t n, int64_t k) {
+  const size_t i = PackedIndex(n, k, b.k(), b.dtype());
+  return b.dtype() == DType::kBf16
+             ? ToFloat(reinterpret_cast<const Bf16*>(b.data())[i])
+             : reinterpret_cast<const float*>(b.data())[i];
+}
+
+}  // namespace
+
+void PackedMatrix::Free::operator()(uint8_t* p) const {
+  operator delete[](p, kAlign);
+}
+
+PackedMatrix PackedMatrix::Empty(int64_t n, int64_t k, DType dtype) {
+  assert(k % 2 == 0);
+  PackedMatrix m;
+  m.n_ = n;
+  m.k_ = k;
+  m.dtype_ = dtype;
+  m.data_.reset(new (kAlign) uint8_t[m.bytes()]());
+  return m;
+}
+
+template <typename Source>
+void PackedMatrix::SetRows(int64_t first_row, const Source* b, int64_t n_rows) {
+  assert(first_row + n_rows <= n_);
+  for (int64_t n = 0; n < n_rows; ++n) {
+    for (int64_t k = 0; k < k_; ++k) {
+      const float v = Value(b[n * k_ + k]);
+      const size_t i = PackedIndex(first_row + n, k, k_, dtype_);
+      if (dtype_ == DType::kBf16) {
+        reinterpret_cast<Bf16*>(data_.get())[i] = ToBf16(v);
+      } else {
+        reinterpret_cast<float*>(data_.get())[i] = v;
+      }
+    }
+  }
+}
+
+template <typename Source>
+PackedMatrix PackedMatrix::Pack(const Source* b, int64_t n, int64_t k,
+                                DType dtype) {
+  PackedMatrix m = Empty(n, k, dtype);
+  m.SetRows(0, b, n);
+  return m;
+}
+
+template void PackedMatrix::SetRows(int64_t, const Bf16*, int64_t);
+template void PackedMatrix::SetRows(int64_t, const float*, int64_t);
+template PackedMatrix PackedMatrix::Pack(const Bf16*, int64_t, int64_t, DType);
+template PackedMatrix PackedMatrix::Pack(const float*, int64_t, int64_t, DType);
+
+void GemmRef(const GemmParams& p) {
+  const PackedMatrix& b = *p.b;
+  for (int64_t m = 0; m < p.n_rows; ++m) {
+    for (int64_t n = 0; n < b.n(); ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < b.k(); ++k) {
+        const size_t i = static_cast<size_t>(m * b.k() + k);
+        const double a = b.dtype() == DType::kBf16
+                             ? ToFloat(static_cast<const Bf16*>(p.a)[i])
+                             : static_cast<const float*>(p.a)[i];
+        sum += a * At(b, n, k);
+      }
+      if (p.bias != nullptr) sum += p.bias[n];
+      p.c[m * b.n() + n] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace torpor::kernels

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kernels/simd_portable.h's contract on AVX2 with FMA: two registers a value.
+// Included only by files that are compiled for that path.
+
+#ifndef TORPOR_KERNELS_SIMD_AVX2_H_
+#define TORPOR_KERNELS_SIMD_AVX2_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace torpor::kernels {
+
+struct Avx2Simd {
+  static constexpr const char* kName = "avx2";
+  // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
+  static constexpr int kGemmRows = 4;
+  static constexpr int kGemmGroups = 1;
+  // The same for attention (kernels/attention_cpu.h).
+  static constexpr int kScoreRows = 4;
+  static constexpr int kValueRows = 2;
+  static constexpr int kValueVecs = 2;
+
+  struct F32 {
+    __m256 lo, hi;
+  };
+  struct U32 {
+    __m256i lo, hi;
+  };
+
+  static F32 Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static F32 Set(float x) {
+    const __m256 v = _mm256_set1_ps(x);
+    return {v, v};
+  }
+  static F32 Load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+  }
+  static void Store(F32 a, float* p) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+  }
+  static U32 LoadU32(const uint32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+  }
+
+  static F32 Add(F32 a, F32 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+  }
+  static F32 Sub(F32 a, F32 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+  }
+  static F32 Mul(F32 a, F32 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+  }
+  static F32 Div(F32 a, F32 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+  }
+  static F32 Fma(F32 a, F32 b, F32 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo),
+            _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  static F32 Max(F32 a, F32 b) {
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+  }
+  static F32 Min(F32 a, F32 b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+  }
+  static F32 Round(F32 a) {
+    constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, kMode), _mm256_round_ps(a.hi, kMode)};
+  }
+  static F32 Exp2Int(F32 n) {
+    const auto one = [](__m256 x) {
+      const __m256i e =
+          _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+      return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+    };
+    return {one(n.lo), one(n.hi)};
+  }
+  static F32 Select(int begin, int end, F32 a, F32 b) {
+    const auto mask = [&](int first) {
+      const __m256i lane =
+          _mm256_add_epi32(_mm256_set1_epi32(first),
+                           _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+      return _mm256_castsi256_ps(
+          _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
+                           _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane)));
+    };
+    return {_mm256_blendv_ps(b.lo, a.lo, mask(0)),
+            _mm256_blendv_ps(b.hi, a.hi, mask(8))};
+  }
+
+  static float Sum(F32 a) {
+    const __m256 s8 = _mm256_add_ps(a.lo, a.hi);
+    const __m128 s4 =
+        _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+  static float MaxLane(F32 a) {
+    const __m256 s8 = _mm256_max_ps(a.lo, a.hi);
+    const __m128 s4 =
+        _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+
+  static F32 DotBf16(F32 acc, U32 a, U32 b) {
+    const auto low = [](__m256i u) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+    };
+    const auto high = [](__m256i u) {
+      return _mm256_castsi256_ps(
+          _mm256_and_si256(u, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+    };
+    const auto one = [&](__m256 c, __m256i x, __m256i y) {
+      return _mm256_fmadd_ps(high(x), high(y),
+                             _mm256_fmadd_ps(low(x), low(y), c));
+    };
+    return {one(acc.lo, a.lo, b.lo), one(acc.hi, a.hi, b.hi)};
+  }
+  static U32 SetU32(uint32_t u) {
+    const __m256i v = _mm256_set1_epi32(static_cast<int>(u));
+    return {v, v};
+  }
+  static U32 And(U32 a, U32 b) {
+    return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+  }
+  static void StoreBf16(F32 a, uint16_t* p) {
+    const auto one = [](__m256 x) {
+      const __m256i u = _mm256_castps_si256(x);
+      const __m256i odd =
+          _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+      const __m256i rounded = _mm256_srli_epi32(
+          _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd),
+          16);
+      const __m256i quiet =
+          _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+      const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+      return _mm256_blendv_epi8(rounded, quiet, nan);
+    };
+    const __m256i packed = _mm256_permute4x64_epi64(
+        _mm256_packus_epi32(one(a.lo), one(a.hi)), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+  }
+  static F32 LoadBf16(const uint16_t* p) {
+    const auto one = [](const uint16_t* q) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(
+          _mm256_cvtepu16_epi32(
+              _mm_loadu_si128(reinterpret_cast<const __m128i*>(q))),
+          16));
+    };
+    return {one(p), one(p + 8)};
+  }
+};
+
+}  // namespace torpor::kernels
+
+#endif  // TORPOR_KERNELS_SIMD_AVX2_H_

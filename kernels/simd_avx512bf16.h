@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kernels/simd_portable.h's contract on AVX-512 with BF16: one register a
+// value. vdpbf16ps reads denormal inputs as zero and flushes denormal results,
+// which is part of this path's numerics. Included only by files that are
+// compiled for that path.
+
+#ifndef TORPOR_KERNELS_SIMD_AVX512BF16_H_
+#define TORPOR_KERNELS_SIMD_AVX512BF16_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace torpor::kernels {
+
+struct Avx512Bf16Simd {
+  static constexpr const char* kName = "avx512bf16";
+  // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
+  static constexpr int kGemmRows = 12;
+  static constexpr int kGemmGroups = 2;
+  // The same for attention (kernels/attention_cpu.h).
+  static constexpr int kScoreRows = 8;
+  static constexpr int kValueRows = 4;
+  static constexpr int kValueVecs = 4;
+
+  struct F32 {
+    __m512 v;
+  };
+  struct U32 {
+    __m512i v;
+  };
+
+  static F32 Zero() { return {_mm512_setzero_ps()}; }
+  static F32 Set(float x) { return {_mm512_set1_ps(x)}; }
+  static F32 Load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static void Store(F32 a, float* p) { _mm512_storeu_ps(p, a.v); }
+  static U32 LoadU32(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+
+  static F32 Add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static F32 Sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static F32 Mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  static F32 Div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+  static F32 Fma(F32 a, F32 b, F32 c) {
+    return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+  }
+  static F32 Max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static F32 Min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static F32 Round(F32 a) {
+    return {_mm512_roundscale_ps(
+        a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  }
+  static F32 Exp2Int(F32 n) {
+    const __m512i e =
+        _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+  }
+  static F32 Select(int begin, int end, F32 a, F32 b) {
+    const unsigned below_end = end >= 16 ? 0xffffu : (1u << end) - 1u;
+    const unsigned below_begin = begin >= 16 ? 0xffffu : (1u << begin) - 1u;
+    return {_mm512_mask_blend_ps(
+        static_cast<__mmask16>(below_end & ~below_begin), b.v, a.v)};
+  }
+
+  static float Sum(F32 a) {
+    const __m256 s8 =
+        _mm256_add_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
+    const __m128 s4 =
+        _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+  static float MaxLane(F32 a) {
+    const __m256 s8 =
+        _mm256_max_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
+    const __m128 s4 =
+        _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+
+  static F32 DotBf16(F32 acc, U32 a, U32 b) {
+    return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v),
+                             reinterpret_cast<__m512bh>(b.v))};
+  }
+  static U32 SetU32(uint32_t u) {
+    return {_mm512_set1_epi32(static_cast<int>(u))};
+  }
+  static U32 And(U32 a, U32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+  static void StoreBf16(F32 a, uint16_t* p) {
+    const __m512i u = _mm512_castps_si512(a.v);
+    const __m512i odd =
+        _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd),
+        16);
+    const __m512i quiet =
+        _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(p),
+        _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
+  }
+  static F32 LoadBf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+        16))};
+  }
+
+ private:
+  static __m256 Upper(__m512 v) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  }
+};
+
+}  // namespace torpor::kernels
+
+#endif  // TORPOR_KERNELS_SIMD_AVX512BF16_H_

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sixteen floats as one value, in plain C++: the portable path, and the
+// contract of the other two (kernels/simd_avx2.h, kernels/simd_avx512bf16.h).
+// Kernels are templates over such a struct, so one text serves every path.
+//
+// Every path has 16 lanes whatever its registers hold, and every reduction has
+// one order: a kernel's result depends on the path, never on the compiler. Fma
+// fuses where the path has an instruction for it and rounds twice here.
+
+#ifndef TORPOR_KERNELS_SIMD_PORTABLE_H_
+#define TORPOR_KERNELS_SIMD_PORTABLE_H_
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+namespace torpor::kernels {
+
+struct PortableSimd {
+  static constexpr const char* kName = "portable";
+  // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
+  static constexpr int kGemmRows = 4;
+  static constexpr int kGemmGroups = 1;
+  // The same for attention (kernels/attention_cpu.h).
+  static constexpr int kScoreRows = 2;
+  static constexpr int kValueRows = 2;
+  static constexpr int kValueVecs = 2;
+
+  struct F32 {
+    float v[16];
+  };
+  struct U32 {
+    uint32_t v[16];
+  };
+
+  template <typename Fn>
+  static F32 Map(Fn fn) {
+    F32 out;
+    for (int i = 0; i < 16; ++i) out.v[i] = fn(i);
+    return out;
+  }
+
+  static F32 Zero() { return Set(0.0f); }
+  static F32 Set(float x) {
+    return Map([&](int) { return x; });
+  }
+  static F32 Load(const float* p) {
+    F32 out;
+    std::memcpy(out.v, p, sizeof(out.v));
+    return out;
+  }
+  static void Store(F32 a, float* p) { std::memcpy(p, a.v, sizeof(a.v)); }
+  static U32 LoadU32(const uint32_t* p) {
+    U32 out;
+    std::memcpy(out.v, p, sizeof(out.v));
+    return out;
+  }
+
+  static F32 Add(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static F32 Sub(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  static F32 Mul(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  static F32 Div(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  // a * b + c.
+  static F32 Fma(F32 a, F32 b, F32 c) {
+    return Map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+  }
+  // The second operand where either is NaN.
+  static F32 Max(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static F32 Min(F32 a, F32 b) {
+    return Map([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  // Nearest integer, ties to even; |a| < 2^31.
+  static F32 Round(F32 a) {
+    return Map([&](int i) { return __builtin_rintf(a.v[i]); });
+  }
+  // 2^n for integral n in [-126, 127]; unspecified for others and NaN.
+  static F32 Exp2Int(F32 n) {
+    return Map([&](int i) {
+      const bool inside = n.v[i] >= -126.0f && n.v[i] <= 127.0f;
+      const auto e = static_cast<int32_t>(inside ? n.v[i] : 0.0f);
+      return std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23);
+    });
+  }
+  // Lanes [begin, end) of a, the others of b.
+  static F32 Select(int begin, int end, F32 a, F32 b) {
+    return Map([&](int i) { return i >= begin && i < end ? a.v[i] : b.v[i]; });
+  }
+
+  // Lanes i and i+8, then i+4, i+2, i+1.
+  static float Sum(F32 a) {
+    for (int half = 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+    }
+    return a.v[0];
+  }
+  // In the same order; NaN where any lane pair ends in one.
+  static float MaxLane(F32 a) {
+    for (int half = 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) {
+        a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+      }
+    }
+    return a.v[0];
+  }
+
+  // Two bf16 to a lane, the even one in the low half: acc + lo*lo, then + hi*hi.
+  static F32 DotBf16(F32 acc, U32 a, U32 b) {
+    const auto low = [](uint32_t u) { return std::bit_cast<float>(u << 16); };
+    const auto high = [](uint32_t u) {
+      return std::bit_cast<float>(u & 0xffff0000u);
+    };
+    return Map([&](int i) {
+      const float first = acc.v[i] + low(a.v[i]) * low(b.v[i]);
+      return first + high(a.v[i]) * high(b.v[i]);
+    });
+  }
+  static U32 SetU32(uint32_t u) {
+    U32 out;
+    for (uint32_t& lane : out.v) lane = u;
+    return out;
+  }
+  static U32 And(U32 a, U32 b) {
+    U32 out;
+    for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] & b.v[i];
+    return out;
+  }
+  // Rounds to nearest even; NaN stays NaN.
+  static void StoreBf16(F32 a, uint16_t* p) {
+    for (int i = 0; i < 16; ++i) {
+      const auto u = std::bit_cast<uint32_t>(a.v[i]);
+      p[i] = (u & 0x7fffffffu) > 0x7f800000u
+                 ? static_cast<uint16_t>((u >> 16) | 0x40u)
+                 : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    }
+  }
+  static F32 LoadBf16(const uint16_t* p) {
+    return Map([&](int i) {
+      return std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16);
+    });
+  }
+};
+
+}  // namespace torpor::kernels
+
+#endif  // TORPOR_KERNELS_SIMD_PORTABLE_H_

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+
+#include "kernels/cpu_ops.h"
+#include "tests/kernels/kernel_testing.h"
+#include "tests/testing/status_matchers.h"
+
+namespace torpor::kernels {
+namespace {
+
+class OpsTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  testing::Random random_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Paths, OpsTest, ::testing::ValuesIn(AvailableIsas()),
+                         IsaParamName);
+
+struct GemmCase {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+};
+
+std::vector<float> RunGemm(CpuOps* ops, const void* a, int64_t m,
+                           const PackedMatrix& b, const float* bias) {
+  std::vector<float> c(static_cast<size_t>(m * b.n()), kNan);
+  ops->Gemm({.a = a, .n_rows = m, .b = &b, .bias = bias, .c = c.data()});
+  return c;
+}
+
+TEST_P(OpsTest, GemmAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const GemmCase c :
+         {GemmCase{1, 16, 2}, {1, 1, 32}, {2, 17, 30}, {3, 48, 64},
+          {5, 80, 160}, {12, 33, 640}, {13, 72, 48}, {31, 256, 96},
+          {64, 100, 50}}) {
+      const auto a = RandomFloats(random_, c.m * c.k);
+      const auto b = RandomFloats(random_, c.n * c.k);
+      const auto bias = RandomFloats(random_, c.n);
+      const auto a16 = ToBf16s(a);
+      const PackedMatrix packed =
+          PackedMatrix::Pack(b.data(), c.n, c.k, dtype);
+      const void* rows = dtype == DType::kBf16
+                             ? static_cast<const void*>(a16.data())
+                             : a.data();
+      for (const float* with : {static_cast<const float*>(nullptr),
+                                bias.data()}) {
+        const auto got = RunGemm(&ops, rows, c.m, packed, with);
+        std::vector<float> wanted(got.size());
+        GemmRef({.a = rows,
+                 .n_rows = c.m,
+                 .b = &packed,
+                 .bias = with,
+                 .c = wanted.data()});
+        EXPECT_TRUE(Near(got, wanted, 1e-5))
+            << c.m << "x" << c.n << "x" << c.k << " dtype "
+            << static_cast<int>(dtype);
+      }
+    }
+  }
+}
+
+// Design D9: a row's bits ignore the rows beside it, their number, threads.
+TEST_P(OpsTest, GemmRowsIgnoreTheirCompany) {
+  constexpr int64_t kRows = 512;
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+             {64, 64}, {320, 640}, {80, 2048}, {16, 4096}}) {
+      const auto a = RandomFloats(random_, kRows * k);
+      const auto a16 = ToBf16s(a);
+      const auto b = RandomFloats(random_, n * k);
+      const PackedMatrix packed = PackedMatrix::Pack(b.data(), n, k, dtype);
+      const auto at = [&](int64_t row) -> const void* {
+        return dtype == DType::kBf16
+                   ? static_cast<const void*>(a16.data() + row * k)
+                   : a.data() + row * k;
+      };
+      CpuOps one(GetParam(), 1);
+      const auto all = RunGemm(&one, at(0), kRows, packed, nullptr);
+      for (const int threads : {1, 2, 5}) {
+        CpuOps ops(GetParam(), threads);
+        for (const int64_t m : {1, 2, 3, 4, 7, 11, 12, 13, 16, 33, 128, 500}) {
+          for (const int64_t first : {int64_t{0}, int64_t{5}}) {
+            const auto some = RunGemm(&ops, at(first), m, packed, nullptr);
+            ASSERT_TRUE(SameBits(
+                some, std::span(all).subspan(first * n, m * n)))
+                << m << " rows from " << first << " on " << threads
+                << " threads";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(OpsTest, AGemmRowOfNanStaysAlone) {
+  CpuOps ops(GetParam(), 1);
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    auto a = RandomFloats(random_, 9 * 32);
+    std::fill_n(a.begin() + 4 * 32, 32, kNan);
+    const auto a16 = ToBf16s(a);
+    const PackedMatrix b = PackedMatrix::Pack(
+        RandomFloats(random_, 48 * 32).data(), 48, 32, dtype);
+    const void* rows =
+        dtype == DType::kBf16 ? static_cast<const void*>(a16.data()) : a.data();
+    const auto c = RunGemm(&ops, rows, 9, b, nullptr);
+    for (int64_t i = 0; i < 9 * 48; ++i) {
+      EXPECT_EQ(std::isnan(c[i]), i / 48 == 4) << i;
+    }
+  }
+}
+
+TEST_P(OpsTest, RmsNormAgreesWithTheReferenceInEverySink) {
+  CpuOps ops(GetParam(), 2);
+  for (const int64_t dim : {1, 15, 16, 17, 32, 48, 160, 640}) {
+    for (const int64_t rows : {1, 3, 40}) {
+      const auto x = RandomFloats(random_, rows * dim, 3.0f);
+      const auto weight = RandomFloats(random_, dim);
+      const auto base = RandomFloats(random_, rows * dim);
+      for (const RowSink sink :
+           {RowSink::kStoreF32, RowSink::kStoreBf16, RowSink::kAddF32}) {
+        std::vector<float> got = base;
+        std::vector<float> wanted = base;
+        RmsNormParams p{.x = x.data(),
+                        .n_rows = rows,
+                        .dim = dim,
+                        .x_stride = dim,
+                        .weight = weight.data(),
+                        .offset = 1.0f,
+                        .eps = 1e-6f,
+                        .out = got.data(),
+                        .out_stride = dim,
+                        .sink = sink};
+        ops.RmsNorm(p);
+        p.out = wanted.data();
+        RmsNormRef(p);
+        if (sink == RowSink::kStoreBf16) {
+          // Compare as values: a rounding may fall to either side.
+          const auto* g = reinterpret_cast<const Bf16*>(got.data());
+          const auto* w = reinterpret_cast<const Bf16*>(wanted.data());
+          std::vector<float> gf;
+          std::vector<float> wf;
+          for (int64_t i = 0; i < rows * dim; ++i) {
+            gf.push_back(ToFloat(g[i]));
+            wf.push_back(ToFloat(w[i]));
+          }
+          EXPECT_TRUE(Near(gf, wf, 1e-2)) << dim;
+        } else {
+          EXPECT_TRUE(Near(got, wanted, 2e-6)) << dim;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(OpsTest, RopeAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  for (const int64_t head_dim : {16, 32, 64, 80, 256}) {
+    const auto inv_freq = RopeInvFreq(10000.0f, head_dim, 1.0f);
+    constexpr int64_t kRows = 5;
+    std::vector<float> tables(kRows * head_dim);
+    for (int64_t r = 0; r < kRows; ++r) {
+      RopeTable(inv_freq, 1000 * r + 3, tables.data() + r * head_dim);
+    }
+    auto got = RandomFloats(random_, kRows * 3 * head_dim);
+    auto wanted = got;
+    RopeParams p{got.data(), kRows, 3, head_dim, tables.data()};
+    ops.Rope(p);
+    p.x = wanted.data();
+    RopeRef(p);
+    EXPECT_TRUE(Near(got, wanted, 1e-6)) << head_dim;
+  }
+}
+
+TEST_P(OpsTest, RopeKeepsLengthsAndTurnsByDistance) {
+  CpuOps ops(GetParam(), 1);
+  constexpr int64_t kDim = 32;
+  const auto inv_freq = RopeInvFreq(10000.0f, kDim, 1.0f);
+  const auto q = RandomFloats(random_, kDim);
+  const auto k = RandomFloats(random_, kDim);
+  const auto dot_at = [&](uint64_t i, uint64_t j) {
+    std::vector<float> a = q;
+    std::vector<float> b = k;
+    std::vector<float> table(kDim);
+    RopeTable(inv_freq, i, table.data());
+    ops.Rope({a.data(), 1, 1, kDim, table.data()});
+    RopeTable(inv_freq, j, table.data());
+    ops.Rope({b.data(), 1, 1, kDim, table.data()});
+    double dot = 0;
+    for (int64_t d = 0; d < kDim; ++d) dot += a[d] * b[d];
+    return dot;
+  };
+  EXPECT_NEAR(dot_at(10, 7), dot_at(110, 107), 1e-4);
+  EXPECT_GT(std::abs(dot_at(10, 7) - dot_at(10, 3)), 1e-4);
+}
+
+TEST_P(OpsTest, GatedGeluAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  for (const int64_t dim : {1, 16, 31, 96, 384}) {
+    auto in = RandomFloats(random_, 7 * 2 * dim, 4.0f);
+    in[0] = 60.0f;
+    in[dim > 1 ? 1 : 0] = -60.0f;
+    std::vector<float> got(7 * dim);
+    std::vector<float> wanted(7 * dim);
+    ops.GatedGelu({in.data(), 7, dim, got.data(), DType::kF32});
+    GatedGeluRef({in.data(), 7, dim, wanted.data(), DType::kF32});
+    EXPECT_TRUE(Near(got, wanted, 1e-6))
+        << dim;
+  }
+}
+
+TEST_P(OpsTest, SoftcapAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  auto got = RandomFloats(random_, 1003, 40.0f);
+  auto wanted = got;
+  ops.Softcap({got.data(), 1003, 30.0f});
+  SoftcapRef({wanted.data(), 1003, 30.0f});
+  EXPECT_TRUE(Near(got, wanted, 1e-6));
+}
+
+TEST_P(OpsTest, Bf16RoundsToNearestEvenAndKeepsNan) {
+  CpuOps ops(GetParam(), 1);
+  std::vector<float> x = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, kNan,
+                          std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity(), 3.4e38f,
+                          1e-40f};
+  for (int i = 0; i < 1000; ++i) x.push_back(random_.Normal());
+  std::vector<Bf16> got(x.size());
+  std::vector<Bf16> wanted(x.size());
+  ops.ToBf16({x.data(), static_cast<int64_t>(x.size()), got.data()});
+  ToBf16Ref({x.data(), static_cast<int64_t>(x.size()), wanted.data()});
+  EXPECT_EQ(got, wanted);
+  EXPECT_EQ(ToFloat(ToBf16(1.00390625f)), 1.0f);      // tie to even, down
+  EXPECT_EQ(ToFloat(ToBf16(1.01171875f)), 1.015625f); // tie to even, up
+}
+
+TEST(IsaTest, NamesParseAndUnknownOnesAreRefused) {
+  for (const Isa isa : AvailableIsas()) {
+    ASSERT_OK_AND_ASSIGN(const Isa parsed, ParseIsa(IsaName(isa)));
+    EXPECT_EQ(parsed, isa);
+  }
+  ASSERT_OK_AND_ASSIGN(const Isa best, ParseIsa("auto"));
+  EXPECT_EQ(best, AvailableIsas().back());
+  EXPECT_THAT(ParseIsa("sse9"),
+              testing::HasStatus(absl::StatusCode::kInvalidArgument, "sse9"));
+}
+
+}  // namespace
+}  // namespace torpor::kernels

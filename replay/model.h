@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model that runs, and the KV of one sequence of it. Prefill, decode and
+// replay are one call, Forward: they differ in the rows that run and the rows
+// that are written. A Model is not thread-safe (one Forward at a time);
+// sequences belong to one caller each and do not outlive their model.
+
+#ifndef TORPOR_REPLAY_MODEL_H_
+#define TORPOR_REPLAY_MODEL_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/gemm.h"
+#include "kernels/isa.h"
+#include "replay/fingerprint.h"
+#include "replay/model_layout.h"
+#include "replay/planner.h"
+
+namespace torpor::replay {
+
+struct ModelOptions {
+  kernels::Isa isa = kernels::Isa::kPortable;
+  // At least 1.
+  int n_threads = 1;
+  // "native" (the weights' own), "f32", "bf16": what GEMMs multiply. In f32,
+  // bf16 weights are widened and nothing is rounded on the way.
+  std::string compute_dtype = "native";
+  // "native" (that of config.json, else of the weights), "bf16", "f32".
+  std::string kv_dtype = "native";
+};
+
+// Rows [begin, end) of a slot; positions for window and full slots.
+struct Rows {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  [[nodiscard]] uint64_t size() const { return end - begin; }
+  friend bool operator==(const Rows&, const Rows&) = default;
+};
+
+// The KV that one token timeline holds in memory.
+class Sequence {
+ public:
+  virtual ~Sequence() = default;
+
+  // Puts stored rows where Forward reads them. `bytes` holds whole rows.
+  // kInvalidArgument for another slot or size; kOutOfRange for window rows that
+  // could not stand beside each other.
+  virtual absl::Status ImportRows(uint32_t slot, uint64_t row_begin,
+                                  std::span<const uint8_t> bytes) = 0;
+  // The bytes of rows that were written or imported and are still held; the
+  // same bytes that ImportRows takes.
+  virtual absl::Status ExportRows(uint32_t slot, Rows rows,
+                                  std::span<uint8_t> out) const = 0;
+  // Bytes of memory held now.
+  [[nodiscard]] virtual uint64_t bytes() const = 0;
+};
+
+// Rows [begin, begin + n) of one sequence.
+struct Segment {
+  Sequence* sequence = nullptr;
+  uint64_t begin = 0;
+  // Ids of the rows; their number is n.
+  std::span<const uint32_t> ids;
+  // Null: every row runs through every layer and writes its KV. Else the
+  // plan's rows: runs and writes what the plan says of [begin, begin + n),
+  // window slots only; persisted slots are read.
+  const ReplayPlan* plan = nullptr;
+  // Tokens that attend to each other in both directions.
+  std::span<const TwoWaySpan> spans;
+  // [n, hidden] f32 in place of the ids' embeddings; null as a rule.
+  const float* inputs = nullptr;
+  // Rows [logits_begin, begin + n) give logits; begin + n = none.
+  uint64_t logits_begin = 0;
+};
+
+struct ForwardOptions {
+  // Sees the inputs of each layer: rows [row_begin, + rows) of segment
+  // `segment`, [rows, hidden] f32. Null as a rule.
+  std::function<void(uint32_t layer, size_t segment, uint64_t row_begin,
+                     std::span<const float> rows)>
+      on_layer_input;
+  // Polled between layers; true stops the forward with kCancelled.
+  std::function<bool()> cancelled;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  [[nodiscard]] virtual const ModelLayout& layout() const = 0;
+  [[nodiscard]] virtual const Fingerprint& fingerprint() const = 0;
+  // What makes results bit-equal: backend, path, dtypes, kernel version.
+  [[nodiscard]] virtual const std::string& numerics_id() const = 0;
+  [[nodiscard]] virtual uint32_t vocab_size() const = 0;
+  [[nodiscard]] virtual uint32_t hidden_size() const = 0;
+  // Rows that one Forward takes at most, all segments together; its memory
+  // follows from them.
+  [[nodiscard]] virtual uint64_t max_rows() const = 0;
+  // Bytes of a sequence that holds n tokens, and of the work of one Forward.
+  [[nodiscard]] virtual uint64_t SequenceBytes(uint64_t n_tokens) const = 0;
+  [[nodiscard]] virtual uint64_t WorkBytes() const = 0;
+
+  virtual std::unique_ptr<Sequence> NewSequence() = 0;
+
+  // Runs a ragged batch. `logits[i]` receives segment i's rows, [rows, vocab]
+  // f32. A row's results do not depend on the rows beside it (design D9).
+  // kInvalidArgument for an id outside the vocabulary or too many rows;
+  // kCancelled.
+  virtual absl::Status Forward(std::span<const Segment> segments,
+                               const ForwardOptions& options,
+                               std::vector<std::vector<float>>* logits) = 0;
+};
+
+// Runs ids [begin, begin + n) of one sequence in chunks of at most `chunk`
+// rows (0 = max_rows). Logits of rows from `logits_begin` on, [rows, vocab].
+absl::StatusOr<std::vector<float>> RunTokens(Model* model, Segment segment,
+                                             uint64_t chunk,
+                                             const ForwardOptions& options);
+
+}  // namespace torpor::replay
+
+#endif  // TORPOR_REPLAY_MODEL_H_

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "replay/row_batch.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace torpor::replay {
+
+absl::StatusOr<RowBatch> RowBatch::Make(
+    std::span<const Segment> segments, const ModelLayout& layout,
+    uint64_t max_rows,
+    const std::function<uint32_t(uint32_t layer)>& window_slot) {
+  RowBatch batch;
+  batch.segments_ = segments;
+  for (const Segment& segment : segments) {
+    const uint64_t n = segment.ids.size();
+    const uint64_t end = segment.begin + n;
+    if (n == 0 || segment.logits_begin < segment.begin ||
+        segment.logits_begin > end) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "segment: rows [%d, %d) with logits from %d, wanted some rows and "
+          "logits inside them",
+          segment.begin, end, segment.logits_begin));
+    }
+    batch.first_row_.push_back(batch.n_rows_);
+    batch.n_rows_ += n;
+    std::vector<LayerBegin> begins(layout.n_layers);
+    for (uint32_t l = 0; l < layout.n_layers; ++l) {
+      LayerBegin& b = begins[l];
+      if (segment.plan == nullptr) {
+        // The last layer feeds nothing but the logits.
+        b.run = l + 1 == layout.n_layers ? segment.logits_begin : segment.begin;
+        b.write = b.input = segment.begin;
+      } else {
+        const LayerRows& rows = segment.plan->layers[l];
+        const uint64_t write = segment.plan->write_begin[window_slot(l)];
+        b.run = std::clamp(rows.run_begin, segment.begin, end);
+        b.write = std::clamp(write, segment.begin, end);
+        b.input = std::clamp(rows.input_begin, segment.begin, end);
+      }
+    }
+    batch.begins_.push_back(std::move(begins));
+  }
+  if (batch.n_rows_ == 0 || batch.n_rows_ > max_rows) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "forward: got %d rows, wanted 1 to %d", batch.n_rows_, max_rows));
+  }
+  return batch;
+}
+
+RowRun RowBatch::From(size_t s, uint64_t begin) const {
+  const Segment& segment = segments_[s];
+  const uint64_t skip = begin - segment.begin;
+  return {s, first_row_[s] + skip, begin, segment.ids.size() - skip};
+}
+
+RowRun RowBatch::All(size_t s) const { return From(s, segments_[s].begin); }
+
+RowRun RowBatch::Input(uint32_t layer, size_t s) const {
+  return From(s, begins_[s][layer].input);
+}
+
+std::vector<RowRun> RowBatch::Written(uint32_t layer) const {
+  std::vector<RowRun> runs;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const RowRun run = From(s, begins_[s][layer].write);
+    if (run.n > 0) runs.push_back(run);
+  }
+  return runs;
+}
+
+std::vector<RowRun> RowBatch::Running(uint32_t layer) const {
+  std::vector<RowRun> runs;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const RowRun run = From(s, begins_[s][layer].run);
+    if (run.n > 0) runs.push_back(run);
+  }
+  return runs;
+}
+
+RowRun RowBatch::Logits(size_t s) const {
+  return From(s, segments_[s].logits_begin);
+}
+
+std::vector<kernels::KeyRange> RowBatch::Keys(const RowRun& run,
+                                              uint32_t layer,
+                                              uint64_t window) const {
+  const Segment& segment = segments_[run.segment];
+  std::vector<kernels::KeyRange> keys;
+  keys.reserve(run.n);
+  for (uint64_t i = 0; i < run.n; ++i) {
+    const uint64_t pos = run.position + i;
+    uint64_t begin = window == 0 || pos + 1 < window ? 0 : pos + 1 - window;
+    uint64_t end = pos + 1;
+    for (const TwoWaySpan& span : segment.spans) {
+      if (span.begin <= pos && pos < span.end) {
+        begin = std::min(begin, span.begin);
+        end = std::max(end, span.end);
+      }
+    }
+    if (segment.plan != nullptr && window != 0) {
+      for (const FloorRange& floor : segment.plan->floors) {
+        if (layer >= floor.layer_begin && floor.row_begin <= pos &&
+            pos < floor.row_end) {
+          begin = std::max(begin, floor.floor);
+        }
+      }
+    }
+    keys.push_back(
+        {static_cast<int64_t>(begin), static_cast<int64_t>(end)});
+  }
+  return keys;
+}
+
+}  // namespace torpor::replay

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which rows of a ragged batch enter, write and run in each layer: the one
+// place where prefill, decode and replay differ. Families ask it and stay free
+// of plans. Plain arithmetic over Segments.
+
+#ifndef TORPOR_REPLAY_ROW_BATCH_H_
+#define TORPOR_REPLAY_ROW_BATCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/attention.h"
+#include "replay/model.h"
+
+namespace torpor::replay {
+
+// Consecutive rows of one segment.
+struct RowRun {
+  size_t segment = 0;
+  // First row in the batch's buffers, and its position in the sequence.
+  uint64_t row = 0;
+  uint64_t position = 0;
+  uint64_t n = 0;
+};
+
+class RowBatch {
+ public:
+  // `window_slot(layer)` is the slot whose plan decides what the layer writes.
+  // kInvalidArgument for no rows or more than `max_rows`. The segments outlive
+  // the batch.
+  static absl::StatusOr<RowBatch> Make(
+      std::span<const Segment> segments, const ModelLayout& layout,
+      uint64_t max_rows,
+      const std::function<uint32_t(uint32_t layer)>& window_slot);
+
+  [[nodiscard]] size_t n_segments() const { return segments_.size(); }
+  [[nodiscard]] uint64_t n_rows() const { return n_rows_; }
+  [[nodiscard]] const Segment& segment(size_t s) const { return segments_[s]; }
+
+  // Every row of a segment.
+  [[nodiscard]] RowRun All(size_t s) const;
+  // Rows of a segment whose input the layer needs.
+  [[nodiscard]] RowRun Input(uint32_t layer, size_t s) const;
+  // Rows whose KV the layer writes; runs without rows are left out.
+  [[nodiscard]] std::vector<RowRun> Written(uint32_t layer) const;
+  // Rows that run attention and FFN in the layer; likewise.
+  [[nodiscard]] std::vector<RowRun> Running(uint32_t layer) const;
+  // Rows of a segment that give logits.
+  [[nodiscard]] RowRun Logits(size_t s) const;
+
+  // Keys of each row of `run` in a layer whose rows see `window` tokens, itself
+  // included (0 = all): floors and two-way spans applied.
+  [[nodiscard]] std::vector<kernels::KeyRange> Keys(const RowRun& run,
+                                                    uint32_t layer,
+                                                    uint64_t window) const;
+
+ private:
+  struct LayerBegin {
+    uint64_t input;
+    uint64_t write;
+    uint64_t run;
+  };
+
+  // Rows of a segment from position `begin` on.
+  [[nodiscard]] RowRun From(size_t s, uint64_t begin) const;
+
+  std::span<const Segment> segments_;
+  uint64_t n_rows_ = 0;
+  std::vector<uint64_t> first_row_;
+  // [segment][layer]
+  std::vector<std::vector<LayerBegin>> begins_;
+};
+
+}  // namespace torpor::replay
+
+#endif  // TORPOR_REPLAY_ROW_BATCH_H_

@@ -235,7 +235,7 @@ absl::Status LmdbTicket::Prepare() {
   // Records that want no rows are complete already.
   for (size_t i = 0; i < n_row_records_; ++i) {
     if (records_[i]->bytes_missing != 0) continue;
-    TORPOR_RETURN_IF_ERROR(Activate(i));
+    TORPOR_RETURN_IF_ERROR(Activate(i, nullptr));
     TORPOR_RETURN_IF_ERROR(RowsArrived(i, 0));
   }
   return absl::OkStatus();
@@ -243,7 +243,7 @@ absl::Status LmdbTicket::Prepare() {
 
 absl::Status LmdbTicket::CopyKeptRows() {
   if (n_blocks_ == 0 || plan_.copied_bytes == 0) return absl::OkStatus();
-  TORPOR_RETURN_IF_ERROR(Activate(0));
+  TORPOR_RETURN_IF_ERROR(Activate(0, nullptr));
   Record& record = *records_[0];
   for (const SectionEntry& s : record.planned.header.sections) {
     if (s.kind != SectionKind::kRows) continue;
@@ -427,7 +427,8 @@ std::string LmdbTicket::MissingLocked() const {
   return absl::StrJoin(named, ", ");
 }
 
-absl::Status LmdbTicket::Activate(size_t i) {
+absl::Status LmdbTicket::Activate(size_t i,
+                                  const std::function<bool()>& give_up) {
   MutexLock lock(&mu_);
   auto deadline = std::chrono::steady_clock::now() + core_->options.put_timeout;
   size_t oldest = OldestIncompleteLocked();
@@ -453,6 +454,7 @@ absl::Status LmdbTicket::Activate(size_t i) {
       record.stage = Stage::kFilling;
       return absl::OkStatus();
     }
+    if (give_up && give_up()) return absl::CancelledError("put rows");
     if (std::chrono::steady_clock::now() >= deadline) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "rows ahead of the oldest incomplete block waited %d ms; missing: %s",
@@ -464,7 +466,8 @@ absl::Status LmdbTicket::Activate(size_t i) {
 }
 
 absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
-                                   std::span<const uint8_t> bytes) {
+                                   std::span<const uint8_t> bytes,
+                                   const std::function<bool()>& give_up) {
   Record& record = *records_[target.record];
   const SectionEntry& section =
       record.planned.header.sections[target.section];
@@ -472,7 +475,7 @@ absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
     MutexLock lock(&mu_);
     if (record.stage >= Stage::kComplete) return absl::OkStatus();
   }
-  TORPOR_RETURN_IF_ERROR(Activate(target.record));
+  TORPOR_RETURN_IF_ERROR(Activate(target.record, give_up));
   {
     MutexLock lock(&mu_);
     if (record.stage >= Stage::kComplete) return absl::OkStatus();
@@ -504,7 +507,8 @@ absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
 }
 
 absl::Status LmdbTicket::Put(const RowPiece& piece,
-                             std::span<const uint8_t> bytes) {
+                             std::span<const uint8_t> bytes,
+                             const std::function<bool()>& give_up) {
   TORPOR_RETURN_IF_ERROR(CheckPiece(piece, bytes.size()));
   if (const uint64_t got = Xxh3(bytes); got != piece.checksum) {
     return absl::DataLossError(absl::StrFormat(
@@ -527,7 +531,7 @@ absl::Status LmdbTicket::Put(const RowPiece& piece,
     const SectionEntry& section =
         records_[target.record]->planned.header.sections[target.section];
     const size_t n = PieceBytes(section, piece, target.rows);
-    status = PutTarget(piece, target, bytes.first(n));
+    status = PutTarget(piece, target, bytes.first(n), give_up);
     if (!status.ok()) break;
     bytes = bytes.subspan(n);
   }

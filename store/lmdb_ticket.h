@@ -7,6 +7,7 @@
 #ifndef TORPOR_STORE_LMDB_TICKET_H_
 #define TORPOR_STORE_LMDB_TICKET_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -41,8 +42,9 @@ class LmdbTicket final : public SuspendTicket {
   ~LmdbTicket() override;
 
   RowRange wanted(uint32_t slot) const override;
-  absl::Status Put(const RowPiece& piece,
-                   std::span<const uint8_t> bytes) override;
+  using SuspendTicket::Put;
+  absl::Status Put(const RowPiece& piece, std::span<const uint8_t> bytes,
+                   const std::function<bool()>& give_up) override;
   absl::StatusOr<SuspendReceipt> Commit(
       std::vector<Attachment> attachments) override;
   void Cancel() override;
@@ -90,9 +92,11 @@ class LmdbTicket final : public SuspendTicket {
   absl::Status CheckPiece(const RowPiece& piece, size_t bytes) const;
   [[nodiscard]] std::vector<Target> Locate(const RowPiece& piece) const;
   // Gives record `i` its buffer, waiting where the limits say so.
-  absl::Status Activate(size_t i) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Activate(size_t i, const std::function<bool()>& give_up)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status PutTarget(const RowPiece& piece, const Target& target,
-                         std::span<const uint8_t> bytes);
+                         std::span<const uint8_t> bytes,
+                         const std::function<bool()>& give_up);
   absl::Status CopyKeptRows();
   // Completes a record whose last row came, and sends payload when enough
   // waits.

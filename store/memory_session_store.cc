@@ -273,8 +273,9 @@ class MemoryTicket final : public SuspendTicket {
     return slot < wanted_.size() ? wanted_[slot] : RowRange{};
   }
 
-  absl::Status Put(const RowPiece& piece,
-                   std::span<const uint8_t> bytes) override {
+  using SuspendTicket::Put;
+  absl::Status Put(const RowPiece& piece, std::span<const uint8_t> bytes,
+                   const std::function<bool()>&) override {
     MutexLock lock(&mu_);
     if (cancelled_) return absl::CancelledError("suspend: cancelled");
     if (spent_) return absl::FailedPreconditionError("suspend: committed");

@@ -74,8 +74,13 @@ class SuspendTicket {
   // kInvalidArgument when the piece lies outside what is wanted, or its size
   // is not n_rows x row bytes; kDataLoss when its checksum differs from the
   // bytes. Rows that came before are taken again only as whole pieces.
+  // `give_up`, polled while waiting, ends this call alone with kCancelled.
   virtual absl::Status Put(const RowPiece& piece,
-                           std::span<const uint8_t> bytes) = 0;
+                           std::span<const uint8_t> bytes,
+                           const std::function<bool()>& give_up) = 0;
+  absl::Status Put(const RowPiece& piece, std::span<const uint8_t> bytes) {
+    return Put(piece, bytes, nullptr);
+  }
 
   // Publishes; durable on return. kFailedPrecondition when rows are missing
   // (named); kAborted when the version moved on; kResourceExhausted when the

@@ -105,7 +105,13 @@ absl::Status ReadRopes(ConfigReader* reader, Config* config) {
       sliding = parameters["sliding_attention"];
     }
   }
-  if (reader->Has("rope_scaling")) full.update(reader->at("rope_scaling"));
+  if (reader->Has("rope_scaling")) {
+    if (!reader->at("rope_scaling").is_object() || !full.is_object()) {
+      return absl::InvalidArgumentError(
+          "config key 'rope_scaling': wanted an object");
+    }
+    full.update(reader->at("rope_scaling"));
+  }
   TORPOR_ASSIGN_OR_RETURN(config->full_rope,
                           ReadRope(full, "rope_parameters", full_theta));
   TORPOR_ASSIGN_OR_RETURN(config->sliding_rope,

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/backend.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "service/log.h"
+
+namespace torpor::service {
+
+Backend::Backend(std::unique_ptr<store::SessionStore> store, Tenants tenants,
+                 const BackendOptions& options)
+    : options_(options),
+      store_(std::move(store)),
+      tenants_(std::move(tenants)),
+      models_(store_.get(), options.models),
+      replay_(options.replay),
+      tickets_("ticket", options.max_tickets, options.idle_limit),
+      leases_("lease", options.max_leases, options.idle_limit),
+      // A resume rebuilds its window on a thread of its own while rows travel.
+      workers_(2 * options.max_calls + 8) {}
+
+Backend::~Backend() {
+  // Leases and tickets hold parts of the store.
+  for (const auto& ticket : tickets_.TakeAll()) ticket->stored->Cancel();
+  leases_.TakeAll();
+}
+
+absl::Status Backend::Serve(
+    std::string_view method, Call& call,
+    const std::function<absl::Status(uint32_t tenant)>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  absl::Status status;
+  if (draining_.load()) {
+    status = absl::UnavailableError("the daemon is draining; try another");
+  } else if (running_.fetch_add(1) >= options_.max_calls) {
+    status = absl::ResourceExhaustedError(absl::StrFormat(
+        "%d calls are running, which is the limit", options_.max_calls));
+    running_.fetch_sub(1);
+  } else {
+    const absl::StatusOr<uint32_t> tenant = tenants_.TenantOf(*call.context());
+    status = tenant.ok() ? body(*tenant) : tenant.status();
+    // What a cancelled call ran into on its way out says little.
+    if (call.cancelled() && !status.ok()) {
+      status = absl::CancelledError(status.message());
+    }
+    running_.fetch_sub(1);
+  }
+  const std::chrono::duration<double> seconds =
+      std::chrono::steady_clock::now() - begin;
+  metrics_.CountCall(method, status, seconds.count());
+  LogCall(method, status, seconds.count());
+  return status;
+}
+
+void Backend::Maintain() {
+  for (int round = 0; round < 64; ++round) {
+    const absl::StatusOr<bool> more = store_->Maintain();
+    if (!more.ok()) {
+      LogEvent(spdlog::level::warn, "maintenance",
+               {{"error", std::string(more.status().message())}});
+      break;
+    }
+    if (!*more) break;
+  }
+  for (const auto& ticket : tickets_.TakeIdle()) {
+    ticket->stored->Cancel();
+    LogEvent(spdlog::level::info, "ticket_expired",
+             {{"session", ticket->session}});
+  }
+  leases_.TakeIdle();
+  metrics_.SetStore(store_->Stats());
+  metrics_.SetReplayQueue(replay_.waiting());
+}
+
+}  // namespace torpor::service

@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/lease.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "service/convert.h"
+
+namespace torpor::service {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(
+          SteadyClock::now() - begin)
+          .count());
+}
+
+// The store's rows as replay wants them.
+class StoredRows final : public replay::CompactKvReader {
+ public:
+  StoredRows(std::shared_ptr<store::SessionLease> lease,
+             std::shared_ptr<const RegisteredModel> model)
+      : lease_(std::move(lease)), model_(std::move(model)) {}
+
+  absl::Status ReadRows(uint32_t slot, replay::Rows rows,
+                        std::span<uint8_t> out) override {
+    const auto it = model_->compact_index.find(slot);
+    if (it == model_->compact_index.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("slot %d: its rows are not stored", slot));
+    }
+    return lease_->ReadRows(it->second, {rows.begin, rows.end}, out);
+  }
+
+ private:
+  const std::shared_ptr<store::SessionLease> lease_;
+  const std::shared_ptr<const RegisteredModel> model_;
+};
+
+}  // namespace
+
+// ---- begin ----------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<Lease>> Lease::Begin(
+    store::SessionStore* store, const ModelRegistry& models, uint32_t tenant,
+    const v1::BeginResumeHeader& header, const store::TokenRun* prompt) {
+  const SteadyClock::time_point begin = SteadyClock::now();
+  std::unique_ptr<Lease> lease(new Lease);
+  lease->header_ = header;
+  TORPOR_ASSIGN_OR_RETURN(lease->mode_asked_, FromProto(header.mode()));
+  if (header.session().empty()) {
+    if (prompt == nullptr || prompt->ids.empty()) {
+      return absl::InvalidArgumentError(
+          "resume: got neither a session nor tokens, wanted one of them");
+    }
+    TORPOR_RETURN_IF_ERROR(
+        lease->TakePrefix(store, models, tenant, *prompt));
+  } else {
+    TORPOR_RETURN_IF_ERROR(lease->TakeSession(store, models, tenant, prompt));
+  }
+  TORPOR_RETURN_IF_ERROR(lease->TakeCut());
+  TORPOR_RETURN_IF_ERROR(lease->MakePlan());
+  lease->index_us_ = MicrosecondsSince(begin);
+  return lease;
+}
+
+absl::Status Lease::TakeSession(store::SessionStore* store,
+                                const ModelRegistry& models, uint32_t tenant,
+                                const store::TokenRun* prompt) {
+  TORPOR_ASSIGN_OR_RETURN(
+      stored_, store->Open({tenant, header_.session()}, header_.version()));
+  const store::SessionInfo& info = stored_->info();
+  TORPOR_ASSIGN_OR_RETURN(
+      model_, models.Get(header_.model().empty() ? info.model
+                                                 : header_.model()));
+  v1::Fingerprint stored_fields;
+  stored_fields.ParseFromString(info.fingerprint_fields);
+  for (const auto& difference :
+       {FirstContradiction(header_.fingerprint(), model_->fingerprint),
+        replay::FirstDifference(model_->fingerprint,
+                                FromProto(stored_fields))}) {
+    if (difference.has_value()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "session '%s': %s", header_.session(), *difference));
+    }
+  }
+  prompt_tokens_ = info.n_tokens;
+  cut_ = info.kv_len;
+  if (info.n_tokens > info.kv_len) {
+    AddReason(info.n_tokens - info.kv_len, "no KV yet when suspended");
+  }
+  if (prompt != nullptr && !prompt->ids.empty()) {
+    prompt_tokens_ = prompt->ids.size();
+    return CompareWithPrompt(*prompt);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lease::TakePrefix(store::SessionStore* store,
+                               const ModelRegistry& models, uint32_t tenant,
+                               const store::TokenRun& prompt) {
+  TORPOR_ASSIGN_OR_RETURN(model_, models.Get(header_.model()));
+  if (const auto difference =
+          FirstContradiction(header_.fingerprint(), model_->fingerprint)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("model '%s': %s", header_.model(), *difference));
+  }
+  prompt_tokens_ = prompt.ids.size();
+  TORPOR_ASSIGN_OR_RETURN(
+      store::PrefixHit hit,
+      store->Lookup(tenant, model_->record_layout(), prompt));
+  if (hit.hit_len == 0) {
+    return absl::FailedPreconditionError(
+        "resume: reuse 0: no stored session begins with these tokens; prefill "
+        "cold");
+  }
+  stored_ = std::move(hit.lease);
+  cut_ = hit.hit_len;
+  if (cut_ < prompt_tokens_) {
+    AddReason(prompt_tokens_ - cut_, "not stored under this prefix");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lease::CompareWithPrompt(const store::TokenRun& prompt) {
+  const store::SessionInfo& info = stored_->info();
+  TORPOR_ASSIGN_OR_RETURN(const store::TokenRun tokens,
+                          stored_->ReadTokens(0, info.n_tokens));
+  const uint64_t common = store::CommonLength(tokens, prompt, 0);
+  if (common < std::min<uint64_t>(tokens.ids.size(), prompt.ids.size())) {
+    v1::Divergence divergence;
+    divergence.set_position(common);
+    divergence.set_stored_id(tokens.ids[common]);
+    divergence.set_prompt_id(prompt.ids[common]);
+    divergence.set_extra_key_differs(tokens.ids[common] == prompt.ids[common]);
+    divergence_ = divergence;
+  }
+  if (common < cut_) {
+    cut_ = common;
+    MutexLock lock(&mu_);
+    reasons_.clear();
+  }
+  // A cut inside a two-way span is none.
+  for (const store::ExtraKeySpan& span : tokens.spans) {
+    if (span.bidirectional && span.begin < cut_ && cut_ < span.end) {
+      AddReason(cut_ - span.begin, "inside a bidirectional span that differs");
+      cut_ = span.begin;
+    }
+  }
+  if (prompt.ids.size() > common) {
+    AddReason(prompt.ids.size() - common,
+              divergence_.has_value() ? "differs from the stored tokens"
+                                      : "after the stored tokens");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lease::TakeCut() {
+  const store::SessionInfo& info = stored_->info();
+  if (header_.cut() > info.n_tokens) {
+    return absl::OutOfRangeError(absl::StrFormat(
+        "cut: got %d, the session has %d tokens", header_.cut(),
+        info.n_tokens));
+  }
+  if (header_.cut() != 0 && header_.cut() < cut_) {
+    AddReason(cut_ - header_.cut(), "after the cut that was asked");
+    cut_ = header_.cut();
+  }
+  if (info.usable_len < cut_) {
+    if (!header_.limits().allow_shorter()) {
+      return absl::DataLossError(absl::StrFormat(
+          "session '%s': rows of tokens from %d on are damaged; resume at most "
+          "%d of them with allow_shorter",
+          header_.session(), info.usable_len, info.usable_len));
+    }
+    AddReason(cut_ - info.usable_len, "damaged");
+    cut_ = info.usable_len;
+  }
+  if (cut_ == 0 && mode_asked_ != replay::ReplayMode::kCold) {
+    std::string why = "the session holds no KV";
+    MutexLock lock(&mu_);
+    if (!reasons_.empty()) why = reasons_.front().reason();
+    return absl::FailedPreconditionError(
+        absl::StrFormat("resume: reuse 0: %s; prefill cold", why));
+  }
+  TORPOR_ASSIGN_OR_RETURN(const store::TokenRun tokens,
+                          stored_->ReadTokens(0, cut_));
+  TORPOR_RETURN_IF_ERROR(store::ValidateCut(tokens.spans, cut_));
+  ids_ = std::make_shared<std::vector<uint32_t>>(tokens.ids);
+  spans_ = TwoWaySpans(tokens.spans);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<replay::ReplayPlan> Lease::PlanFor(replay::ReplayMode mode,
+                                                  uint64_t replay_tokens) {
+  return replay::PlanReplay(model_->layout,
+                            {.resume_at = cut_,
+                             .mode = mode,
+                             .replay_tokens = replay_tokens,
+                             .floors = floors_,
+                             .spans = spans_,
+                             .want_logits = header_.want_logits()});
+}
+
+absl::Status Lease::MakePlan() {
+  const store::SessionInfo& info = stored_->info();
+  // Floors further back than an exact replay reaches bind nothing.
+  const uint64_t reach =
+      replay::FiguresOf(model_->layout, cut_).exact_tokens + 1;
+  TORPOR_ASSIGN_OR_RETURN(
+      const std::vector<store::Floor> floors,
+      stored_->Floors(cut_ > reach ? cut_ - reach : 0, cut_));
+  floors_ = ToReplay(floors);
+  const bool at_tip = cut_ == info.kv_len && !header_.session().empty();
+  const bool has_snapshot = info.has_snapshot() && at_tip;
+  replay::ReplayMode mode = mode_asked_;
+  const v1::ResumeLimits& limits = header_.limits();
+  if (mode == replay::ReplayMode::kAuto) {
+    TORPOR_ASSIGN_OR_RETURN(
+        mode,
+        replay::ChooseMode(
+            model_->layout,
+            {.resume_at = cut_,
+             .replay_tokens = limits.replay_tokens(),
+             .floors = floors_,
+             .spans = spans_,
+             .want_logits = header_.want_logits()},
+            {.max_replay_tokens = limits.max_replay_tokens(),
+             .max_error = limits.max_error(),
+             .allow_cold = limits.allow_cold(),
+             .has_snapshot = has_snapshot && !header_.want_logits(),
+             .has_witness = info.has_witness() && at_tip}));
+  }
+  if (mode == replay::ReplayMode::kSnapshot && !has_snapshot) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "snapshot: session '%s' has none at token %d", header_.session(),
+        cut_));
+  }
+  TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
+                          PlanFor(mode, limits.replay_tokens()));
+  if (mode == replay::ReplayMode::kCold) AddReason(cut_, "cold was asked");
+  {
+    MutexLock lock(&mu_);
+    plan_ = plan;
+    // Cold has nothing to rebuild.
+    rebuilt_ = mode == replay::ReplayMode::kCold;
+  }
+  if (!header_.engine_replays() && plan.replay_tokens() > 0 &&
+      model_->replayer == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "model '%s': this daemon cannot replay it: %s; resume with "
+        "engine_replays, from a snapshot, or cold",
+        model_->name, model_->no_replay_reason));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
+  v1::BeginResumeResponse response;
+  const replay::ReplayPlan current = plan();
+  *response.mutable_plan() = ToProto(current);
+  if (model_->replayer != nullptr) {
+    response.mutable_plan()->set_replay_memory_bytes(
+        model_->replayer->MemoryFor(current));
+  }
+  *response.mutable_state() = ToProto(stored_->info());
+  for (const replay::Floor& floor : floors_) {
+    *response.mutable_state()->add_floors() = ToProto(floor);
+  }
+  if (divergence_.has_value()) {
+    *response.mutable_divergence() = *divergence_;
+  }
+  if (stored_->info().client_state_bytes != 0) {
+    TORPOR_ASSIGN_OR_RETURN(
+        const auto sections,
+        stored_->ReadAttachment(store::AttachmentKind::kClientState));
+    response.set_client_state(sections.front().bytes.data(),
+                              sections.front().bytes.size());
+  }
+  if (header_.engine_replays()) {
+    TORPOR_ASSIGN_OR_RETURN(const std::optional<replay::Witness> witness,
+                            ReadWitness());
+    if (witness.has_value()) *response.mutable_witness() = ToProto(*witness);
+  }
+  response.set_recompute_from(current.resume_at);
+  return response;
+}
+
+// ---- rows and windows -----------------------------------------------------
+
+absl::Status Lease::ReadRows(uint32_t slot, replay::Rows rows,
+                             std::span<uint8_t> out) {
+  const SteadyClock::time_point begin = SteadyClock::now();
+  TORPOR_RETURN_IF_ERROR(
+      StoredRows(stored_, model_).ReadRows(slot, rows, out));
+  MutexLock lock(&mu_);
+  bytes_read_ += out.size();
+  read_us_ += MicrosecondsSince(begin);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<replay::WindowState> Lease::ReadSnapshot() {
+  replay::WindowState window;
+  window.resume_at = plan_.resume_at;
+  window.slots = replay::WindowRowsAt(model_->layout, plan_.resume_at);
+  for (replay::SlotRows& rows : window.slots) {
+    rows.bytes.resize((rows.end - rows.first) *
+                      model_->layout.slots[rows.slot].row_bytes);
+    if (rows.first == rows.end) continue;
+    TORPOR_RETURN_IF_ERROR(stored_->ReadSnapshot(
+        rows.slot, {rows.first, rows.end}, rows.bytes));
+  }
+  return window;
+}
+
+absl::StatusOr<replay::WindowState> Lease::Replay(
+    ReplayExecutor* executor, const std::function<bool()>& cancelled) {
+  if (plan_.replay_tokens() == 0) {
+    replay::WindowState window;
+    window.resume_at = plan_.resume_at;
+    return window;
+  }
+  TORPOR_ASSIGN_OR_RETURN(
+      ReplayOutcome outcome,
+      executor->Run({.model = model_,
+                     .plan = plan_,
+                     .ids = ids_,
+                     .spans = spans_,
+                     .reader = std::make_shared<StoredRows>(stored_, model_),
+                     .want_logits = header_.want_logits()},
+                    cancelled));
+  queue_us_ += outcome.queue_us;
+  read_us_ += outcome.result.times.read_us;
+  replay_us_ += outcome.result.times.replay_us;
+  bytes_read_ += outcome.result.times.bytes_read;
+  token_layers_ += plan_.token_layers;
+  return std::move(outcome.result.window);
+}
+
+absl::StatusOr<std::optional<replay::Witness>> Lease::ReadWitness() {
+  const store::SessionInfo& info = stored_->info();
+  // A witness speaks of the suspended tip alone.
+  if (!info.has_witness() || cut_ != info.kv_len) return std::nullopt;
+  TORPOR_ASSIGN_OR_RETURN(
+      const auto sections,
+      stored_->ReadAttachment(store::AttachmentKind::kWitness));
+  v1::Witness stored;
+  if (sections.empty() ||
+      !stored.ParseFromArray(sections[0].bytes.data(),
+                             static_cast<int>(sections[0].bytes.size()))) {
+    return absl::DataLossError(absl::StrFormat(
+        "session '%s': its witness does not parse", header_.session()));
+  }
+  TORPOR_ASSIGN_OR_RETURN(replay::Witness witness, FromProto(stored, cut_));
+  return witness;
+}
+
+absl::StatusOr<bool> Lease::Climb() {
+  const uint64_t exact =
+      replay::FiguresOf(model_->layout, cut_).exact_tokens;
+  if (!plan_.exact) {
+    // Twice as far, and then all the way.
+    const uint64_t further = 2 * plan_.replay_tokens();
+    TORPOR_ASSIGN_OR_RETURN(
+        plan_, further < exact && rung_ == 0
+                   ? PlanFor(replay::ReplayMode::kBounded, further)
+                   : PlanFor(replay::ReplayMode::kExact, 0));
+  } else if (header_.limits().allow_cold()) {
+    TORPOR_ASSIGN_OR_RETURN(plan_, PlanFor(replay::ReplayMode::kCold, 0));
+  } else {
+    return false;
+  }
+  ++rung_;
+  return true;
+}
+
+absl::Status Lease::Rebuild(ReplayExecutor* executor,
+                            const std::function<bool()>& cancelled) {
+  TORPOR_ASSIGN_OR_RETURN(const std::optional<replay::Witness> witness,
+                          ReadWitness());
+  for (;;) {
+    if (plan_.mode == replay::ReplayMode::kCold) {
+      window_ = {};
+      report_ = {};
+      return absl::OkStatus();
+    }
+    if (plan_.mode == replay::ReplayMode::kSnapshot) {
+      TORPOR_ASSIGN_OR_RETURN(window_, ReadSnapshot());
+    } else {
+      TORPOR_ASSIGN_OR_RETURN(window_, Replay(executor, cancelled));
+    }
+    if (!witness.has_value() || window_.slots.empty()) {
+      report_ = {};
+      return absl::OkStatus();
+    }
+    const SteadyClock::time_point begin = SteadyClock::now();
+    TORPOR_ASSIGN_OR_RETURN(
+        report_,
+        replay::CompareWithWitness(model_->layout, window_, *witness));
+    verify_us_ += MicrosecondsSince(begin);
+    if (report_.verdict == replay::Verdict::kExact) return absl::OkStatus();
+    const bool bits_promised =
+        plan_.mode == replay::ReplayMode::kSnapshot ||
+        (plan_.exact && model_->model != nullptr &&
+         witness->numerics_id == model_->model->numerics_id());
+    if (bits_promised) {
+      return absl::DataLossError(absl::StrFormat(
+          "session '%s' at %d: the rebuilt window differs from its witness "
+          "under the same numerics '%s' (largest relative error %.3g)",
+          header_.session(), cut_, witness->numerics_id, report_.max_error()));
+    }
+    const double limit = header_.limits().max_error();
+    if (limit == 0 || report_.max_error() <= limit) return absl::OkStatus();
+    const double error = report_.max_error();
+    TORPOR_ASSIGN_OR_RETURN(const bool climbed, Climb());
+    if (!climbed) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "session '%s' at %d: the largest relative error is %.3g, max_error "
+          "is %.3g, and no further rung is allowed",
+          header_.session(), cut_, error, limit));
+    }
+  }
+}
+
+absl::StatusOr<const replay::WindowState*> Lease::Window(
+    ReplayExecutor* executor, const std::function<bool()>& cancelled) {
+  if (header_.engine_replays()) {
+    return absl::FailedPreconditionError(
+        "window: this lease was begun with engine_replays");
+  }
+  MutexLock lock(&mu_);
+  if (!rebuilt_) {
+    TORPOR_RETURN_IF_ERROR(Rebuild(executor, cancelled));
+    rebuilt_ = true;
+  }
+  return &window_;
+}
+
+v1::WindowHeader Lease::WindowHeader() {
+  MutexLock lock(&mu_);
+  v1::WindowHeader header;
+  header.set_verdict(static_cast<v1::WitnessVerdict>(report_.verdict));
+  for (const replay::LayerError& error : report_.layers) {
+    v1::LayerError* e = header.add_errors();
+    e->set_layer(error.layer);
+    e->set_max_relative(error.max_relative);
+    e->set_mean_relative(error.mean_relative);
+    e->set_digest_equal(error.digest_equal);
+  }
+  *header.mutable_plan() = ToProto(plan_);
+  header.set_logits(window_.logits.data(),
+                    window_.logits.size() * sizeof(float));
+  return header;
+}
+
+// ---- account --------------------------------------------------------------
+
+void Lease::AddReason(uint64_t tokens, std::string reason) {
+  MutexLock lock(&mu_);
+  v1::TokenReason entry;
+  entry.set_tokens(tokens);
+  entry.set_reason(std::move(reason));
+  reasons_.push_back(std::move(entry));
+}
+
+void Lease::AddSent(uint64_t bytes, uint64_t transfer_us) {
+  MutexLock lock(&mu_);
+  bytes_sent_ += bytes;
+  transfer_us_ += transfer_us;
+}
+
+v1::ResumeReceipt Lease::Receipt() {
+  MutexLock lock(&mu_);
+  v1::ResumeReceipt receipt;
+  const store::SessionInfo& info = stored_->info();
+  receipt.set_session(header_.session());
+  receipt.set_version(info.version);
+  receipt.set_prompt_tokens(prompt_tokens_);
+  receipt.set_loaded_tokens(plan_.replay_start);
+  receipt.set_replayed_tokens(plan_.replay_tokens());
+  receipt.set_recomputed_tokens(prompt_tokens_ -
+                                std::min(prompt_tokens_, plan_.resume_at));
+  receipt.set_replayed_token_layers(token_layers_);
+  receipt.set_bytes_read(bytes_read_);
+  receipt.set_bytes_sent(bytes_sent_);
+  receipt.set_mode_asked(ToProto(mode_asked_));
+  receipt.set_mode_used(ToProto(plan_.mode));
+  receipt.set_exact(plan_.exact && plan_.mode != replay::ReplayMode::kCold);
+  receipt.set_rung(rung_);
+  receipt.set_verdict(static_cast<v1::WitnessVerdict>(report_.verdict));
+  for (const replay::LayerError& error : report_.layers) {
+    v1::LayerError* e = receipt.add_errors();
+    e->set_layer(error.layer);
+    e->set_max_relative(error.max_relative);
+    e->set_mean_relative(error.mean_relative);
+    e->set_digest_equal(error.digest_equal);
+  }
+  for (const v1::TokenReason& reason : reasons_) {
+    *receipt.add_reasons() = reason;
+  }
+  v1::PhaseTimes* times = receipt.mutable_times();
+  times->set_queue_us(queue_us_);
+  times->set_index_us(index_us_);
+  times->set_read_us(read_us_);
+  times->set_verify_us(verify_us_);
+  times->set_transfer_us(transfer_us_);
+  times->set_replay_us(replay_us_);
+  if (!plan_.exact) *receipt.mutable_floor() = ToProto(plan_.floor());
+  return receipt;
+}
+
+}  // namespace torpor::service

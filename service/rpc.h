@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// gRPC's callback reactors as plain calls: a handler runs on a worker thread
+// and reads and writes its streams in a straight line, one message in flight,
+// while gRPC's threads only hand messages over. Cancellation and deadlines
+// raise one flag, which long work polls and streams obey at once.
+
+#ifndef TORPOR_SERVICE_RPC_H_
+#define TORPOR_SERVICE_RPC_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "service/status.h"
+#include "service/worker_pool.h"
+
+namespace torpor::service {
+
+// Who calls, and whether they still want it.
+class Call {
+ public:
+  explicit Call(grpc::CallbackServerContext* context) : context_(context) {}
+
+  [[nodiscard]] bool cancelled() const { return cancelled_.load(); }
+  // For work that polls.
+  [[nodiscard]] std::function<bool()> cancelled_fn() const {
+    return [this] { return cancelled(); };
+  }
+  grpc::CallbackServerContext* context() const { return context_; }
+
+  // Runs once when the call is cancelled (or at once if it was).
+  void OnCancel(std::function<void()> fn) {
+    bool run_now = false;
+    {
+      MutexLock lock(&mu_);
+      if (cancelled_.load()) {
+        run_now = true;
+      } else {
+        on_cancel_ = fn;
+      }
+    }
+    if (run_now) fn();
+  }
+  // From here on the function of OnCancel may be gone.
+  void ForgetOnCancel() {
+    MutexLock lock(&mu_);
+    on_cancel_ = nullptr;
+  }
+
+  void Cancel() {
+    MutexLock lock(&mu_);
+    cancelled_.store(true);
+    if (on_cancel_) on_cancel_();
+  }
+
+ private:
+  grpc::CallbackServerContext* const context_;
+  std::atomic<bool> cancelled_{false};
+  Mutex mu_;
+  std::function<void()> on_cancel_ ABSL_GUARDED_BY(mu_);
+};
+
+// One operation of a stream that a worker waits for.
+class StreamStep {
+ public:
+  void Done(bool ok) {
+    MutexLock lock(&mu_);
+    done_ = true;
+    ok_ = ok;
+    cv_.NotifyAll();
+  }
+  bool Wait() {
+    MutexLock lock(&mu_);
+    while (!done_) cv_.Wait(&mu_);
+    done_ = false;
+    return ok_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar cv_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  bool ok_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// A unary call. `handler(call)` fills the response and returns its status.
+template <typename Handler>
+grpc::ServerUnaryReactor* RunUnary(grpc::CallbackServerContext* context,
+                                   WorkerPool* workers, Handler handler) {
+  class Reactor final : public grpc::ServerUnaryReactor {
+   public:
+    explicit Reactor(grpc::CallbackServerContext* c) : call(c) {}
+    void OnCancel() override { call.Cancel(); }
+    void OnDone() override { delete this; }
+    Call call;
+  };
+  auto* reactor = new Reactor(context);
+  workers->Post([reactor, handler = std::move(handler)]() mutable {
+    const absl::Status status = handler(reactor->call);
+    reactor->Finish(ToGrpcStatus(status));
+  });
+  return reactor;
+}
+
+// Client-streaming: `handler(call, read)`, where read(&message) is false at the
+// end of the stream or when the call is cancelled.
+template <typename In, typename Handler>
+grpc::ServerReadReactor<In>* RunReader(grpc::CallbackServerContext* context,
+                                       WorkerPool* workers, Handler handler) {
+  class Reactor final : public grpc::ServerReadReactor<In> {
+   public:
+    explicit Reactor(grpc::CallbackServerContext* c) : call(c) {}
+    bool Read(In* message) {
+      this->StartRead(message);
+      return step.Wait() && !call.cancelled();
+    }
+    void OnReadDone(bool ok) override { step.Done(ok); }
+    void OnCancel() override { call.Cancel(); }
+    void OnDone() override { delete this; }
+    Call call;
+    StreamStep step;
+  };
+  auto* reactor = new Reactor(context);
+  workers->Post([reactor, handler = std::move(handler)]() mutable {
+    const absl::Status status =
+        handler(reactor->call, [&](In* m) { return reactor->Read(m); });
+    reactor->Finish(ToGrpcStatus(status));
+  });
+  return reactor;
+}
+
+// Server-streaming: `handler(call, write)`, where write(message) is false when
+// nobody listens any more. The message lives until write returns.
+template <typename Out, typename Handler>
+grpc::ServerWriteReactor<Out>* RunWriter(grpc::CallbackServerContext* context,
+                                         WorkerPool* workers, Handler handler) {
+  class Reactor final : public grpc::ServerWriteReactor<Out> {
+   public:
+    explicit Reactor(grpc::CallbackServerContext* c) : call(c) {}
+    bool Write(const Out& message) {
+      this->StartWrite(&message);
+      return step.Wait() && !call.cancelled();
+    }
+    void OnWriteDone(bool ok) override { step.Done(ok); }
+    void OnCancel() override { call.Cancel(); }
+    void OnDone() override { delete this; }
+    Call call;
+    StreamStep step;
+  };
+  auto* reactor = new Reactor(context);
+  workers->Post([reactor, handler = std::move(handler)]() mutable {
+    const absl::Status status =
+        handler(reactor->call, [&](const Out& m) { return reactor->Write(m); });
+    reactor->Finish(ToGrpcStatus(status));
+  });
+  return reactor;
+}
+
+// Both directions.
+template <typename In, typename Out, typename Handler>
+grpc::ServerBidiReactor<In, Out>* RunBidi(grpc::CallbackServerContext* context,
+                                          WorkerPool* workers,
+                                          Handler handler) {
+  class Reactor final : public grpc::ServerBidiReactor<In, Out> {
+   public:
+    explicit Reactor(grpc::CallbackServerContext* c) : call(c) {}
+    bool Read(In* message) {
+      this->StartRead(message);
+      return read_step.Wait() && !call.cancelled();
+    }
+    bool Write(const Out& message) {
+      this->StartWrite(&message);
+      return write_step.Wait() && !call.cancelled();
+    }
+    void OnReadDone(bool ok) override { read_step.Done(ok); }
+    void OnWriteDone(bool ok) override { write_step.Done(ok); }
+    void OnCancel() override { call.Cancel(); }
+    void OnDone() override { delete this; }
+    Call call;
+    StreamStep read_step;
+    StreamStep write_step;
+  };
+  auto* reactor = new Reactor(context);
+  workers->Post([reactor, handler = std::move(handler)]() mutable {
+    const absl::Status status =
+        handler(reactor->call, [&](In* m) { return reactor->Read(m); },
+                [&](const Out& m) { return reactor->Write(m); });
+    reactor->Finish(ToGrpcStatus(status));
+  });
+  return reactor;
+}
+
+}  // namespace torpor::service
+
+#endif  // TORPOR_SERVICE_RPC_H_

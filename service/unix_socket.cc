@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/unix_socket.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace torpor::service {
+namespace {
+
+absl::Status CheckParent(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  if (mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "create socket directory %s: %s", parent, std::strerror(errno)));
+  }
+  struct stat st;
+  if (stat(parent.c_str(), &st) != 0 || !S_ISDIR(st.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket directory %s: not a directory", parent));
+  }
+  // A sticky directory (such as /tmp) lets nobody replace another's socket;
+  // the socket itself has mode 0600.
+  if ((st.st_mode & 022) != 0 && (st.st_mode & S_ISVTX) == 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "socket directory %s: others may write it (mode %04o), wanted 0700",
+        parent, st.st_mode & 07777));
+  }
+  return absl::OkStatus();
+}
+
+// Whether a server answers at the path.
+bool Answers(const std::string& path) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  struct sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  const bool answers =
+      connect(fd, reinterpret_cast<const sockaddr*>(&address),
+              sizeof(address)) == 0;
+  close(fd);
+  return answers;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UnixSocketPath>> UnixSocketPath::Take(
+    const std::string& path) {
+  constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.empty() || path[0] != '/' || path.size() > kLongest) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "socket path '%s': %d bytes, wanted an absolute path of at most %d",
+        path, path.size(), kLongest));
+  }
+  TORPOR_RETURN_IF_ERROR(CheckParent(path));
+  const std::string lock_path = path + ".lock";
+  const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("open %s: %s", lock_path, std::strerror(errno)));
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    close(fd);
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket %s: another daemon serves it", path));
+  }
+  std::unique_ptr<UnixSocketPath> taken(new UnixSocketPath(path, fd));
+  struct stat st;
+  if (lstat(path.c_str(), &st) != 0) return taken;
+  if (!S_ISSOCK(st.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket %s: something else stands there", path));
+  }
+  if (Answers(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket %s: a server without our lock answers", path));
+  }
+  // Stale: its server is gone.
+  unlink(path.c_str());
+  return taken;
+}
+
+UnixSocketPath::~UnixSocketPath() {
+  struct stat st;
+  if (lstat(path_.c_str(), &st) == 0 && S_ISSOCK(st.st_mode) &&
+      !Answers(path_)) {
+    unlink(path_.c_str());
+  }
+  unlink((path_ + ".lock").c_str());
+  close(lock_fd_);
+}
+
+}  // namespace torpor::service

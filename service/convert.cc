@@ -253,13 +253,12 @@ absl::StatusOr<replay::Witness> FromProto(const v1::Witness& witness,
     layer.layer = l.layer();
     if (l.digest().size() != layer.digest.size()) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "witness of layer %d: got a digest of %d bytes, wanted %d",
-          l.layer(), l.digest().size(), layer.digest.size()));
+          "witness of layer %d: got a digest of %d bytes, wanted %d", l.layer(),
+          l.digest().size(), layer.digest.size()));
     }
     std::copy(l.digest().begin(), l.digest().end(), layer.digest.begin());
     for (const v1::WitnessRow& r : l.rows()) {
-      layer.rows.push_back(
-          {r.position(), {r.row().begin(), r.row().end()}});
+      layer.rows.push_back({r.position(), {r.row().begin(), r.row().end()}});
     }
     out.layers.push_back(std::move(layer));
   }
@@ -335,9 +334,9 @@ absl::StatusOr<std::optional<store::SessionClass>> FromProto(
     case v1::SESSION_CLASS_CACHE:
       return store::SessionClass::kCache;
     default:
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "session_class: got %d, wanted durable or cache",
-          static_cast<int>(session_class)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("session_class: got %d, wanted durable or cache",
+                          static_cast<int>(session_class)));
   }
 }
 

@@ -29,8 +29,8 @@ v1::Fingerprint ToProto(const replay::Fingerprint& fingerprint);
 replay::Fingerprint FromProto(const v1::Fingerprint& fingerprint);
 // "field: got, wanted" of the first field that `asked` sets and `held` differs
 // in; fields that `asked` leaves empty are not compared.
-std::optional<std::string> FirstContradiction(
-    const v1::Fingerprint& asked, const replay::Fingerprint& held);
+std::optional<std::string> FirstContradiction(const v1::Fingerprint& asked,
+                                              const replay::Fingerprint& held);
 
 // ---- plans
 v1::ReplayPlan ToProto(const replay::ReplayPlan& plan);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Objects that clients hold by name between calls (tickets, leases): unguessable
-// ids, bound to a tenant, dropped when nobody used them for a while.
-// Thread-safe; an object in use outlives its removal.
+// Objects that clients hold by name between calls (tickets, leases):
+// unguessable ids, bound to a tenant, dropped when nobody used them for a
+// while. Thread-safe; an object in use outlives its removal.
 
 #ifndef TORPOR_SERVICE_HANDLES_H_
 #define TORPOR_SERVICE_HANDLES_H_
@@ -54,9 +54,9 @@ class Handles {
     MutexLock lock(&mu_);
     const auto it = entries_.find(id);
     if (it == entries_.end() || it->second.tenant != tenant) {
-      return absl::NotFoundError(absl::StrFormat(
-          "%s '%s': unknown, ended, or idle for more than %d s", what_, id,
-          idle_limit_.count()));
+      return absl::NotFoundError(
+          absl::StrFormat("%s '%s': unknown, ended, or idle for more than %d s",
+                          what_, id, idle_limit_.count()));
     }
     it->second.last_use = SteadyClock::now();
     return it->second.object;

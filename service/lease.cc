@@ -17,8 +17,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
   return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(
-          SteadyClock::now() - begin)
+      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
+                                                            begin)
           .count());
 }
 
@@ -60,8 +60,7 @@ absl::StatusOr<std::unique_ptr<Lease>> Lease::Begin(
       return absl::InvalidArgumentError(
           "resume: got neither a session nor tokens, wanted one of them");
     }
-    TORPOR_RETURN_IF_ERROR(
-        lease->TakePrefix(store, models, tenant, *prompt));
+    TORPOR_RETURN_IF_ERROR(lease->TakePrefix(store, models, tenant, *prompt));
   } else {
     TORPOR_RETURN_IF_ERROR(lease->TakeSession(store, models, tenant, prompt));
   }
@@ -78,8 +77,8 @@ absl::Status Lease::TakeSession(store::SessionStore* store,
       stored_, store->Open({tenant, header_.session()}, header_.version()));
   const store::SessionInfo& info = stored_->info();
   TORPOR_ASSIGN_OR_RETURN(
-      model_, models.Get(header_.model().empty() ? info.model
-                                                 : header_.model()));
+      model_,
+      models.Get(header_.model().empty() ? info.model : header_.model()));
   v1::Fingerprint stored_fields;
   stored_fields.ParseFromString(info.fingerprint_fields);
   for (const auto& difference :
@@ -87,8 +86,8 @@ absl::Status Lease::TakeSession(store::SessionStore* store,
         replay::FirstDifference(model_->fingerprint,
                                 FromProto(stored_fields))}) {
     if (difference.has_value()) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "session '%s': %s", header_.session(), *difference));
+      return absl::FailedPreconditionError(
+          absl::StrFormat("session '%s': %s", header_.session(), *difference));
     }
   }
   prompt_tokens_ = info.n_tokens;
@@ -155,9 +154,9 @@ absl::Status Lease::CompareWithPrompt(const store::TokenRun& prompt) {
     }
   }
   if (prompt.ids.size() > common) {
-    AddReason(prompt.ids.size() - common,
-              divergence_.has_value() ? "differs from the stored tokens"
-                                      : "after the stored tokens");
+    AddReason(prompt.ids.size() - common, divergence_.has_value()
+                                              ? "differs from the stored tokens"
+                                              : "after the stored tokens");
   }
   return absl::OkStatus();
 }
@@ -165,9 +164,9 @@ absl::Status Lease::CompareWithPrompt(const store::TokenRun& prompt) {
 absl::Status Lease::TakeCut() {
   const store::SessionInfo& info = stored_->info();
   if (header_.cut() > info.n_tokens) {
-    return absl::OutOfRangeError(absl::StrFormat(
-        "cut: got %d, the session has %d tokens", header_.cut(),
-        info.n_tokens));
+    return absl::OutOfRangeError(
+        absl::StrFormat("cut: got %d, the session has %d tokens", header_.cut(),
+                        info.n_tokens));
   }
   if (header_.cut() != 0 && header_.cut() < cut_) {
     AddReason(cut_ - header_.cut(), "after the cut that was asked");
@@ -224,24 +223,23 @@ absl::Status Lease::MakePlan() {
   const v1::ResumeLimits& limits = header_.limits();
   if (mode == replay::ReplayMode::kAuto) {
     TORPOR_ASSIGN_OR_RETURN(
-        mode,
-        replay::ChooseMode(
-            model_->layout,
-            {.resume_at = cut_,
-             .replay_tokens = limits.replay_tokens(),
-             .floors = floors_,
-             .spans = spans_,
-             .want_logits = header_.want_logits()},
-            {.max_replay_tokens = limits.max_replay_tokens(),
-             .max_error = limits.max_error(),
-             .allow_cold = limits.allow_cold(),
-             .has_snapshot = has_snapshot && !header_.want_logits(),
-             .has_witness = info.has_witness() && at_tip}));
+        mode, replay::ChooseMode(
+                  model_->layout,
+                  {.resume_at = cut_,
+                   .replay_tokens = limits.replay_tokens(),
+                   .floors = floors_,
+                   .spans = spans_,
+                   .want_logits = header_.want_logits()},
+                  {.max_replay_tokens = limits.max_replay_tokens(),
+                   .max_error = limits.max_error(),
+                   .allow_cold = limits.allow_cold(),
+                   .has_snapshot = has_snapshot && !header_.want_logits(),
+                   .has_witness = info.has_witness() && at_tip}));
   }
   if (mode == replay::ReplayMode::kSnapshot && !has_snapshot) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "snapshot: session '%s' has none at token %d", header_.session(),
-        cut_));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("snapshot: session '%s' has none at token %d",
+                        header_.session(), cut_));
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
                           PlanFor(mode, limits.replay_tokens()));
@@ -298,8 +296,7 @@ absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
 absl::Status Lease::ReadRows(uint32_t slot, replay::Rows rows,
                              std::span<uint8_t> out) {
   const SteadyClock::time_point begin = SteadyClock::now();
-  TORPOR_RETURN_IF_ERROR(
-      StoredRows(stored_, model_).ReadRows(slot, rows, out));
+  TORPOR_RETURN_IF_ERROR(StoredRows(stored_, model_).ReadRows(slot, rows, out));
   MutexLock lock(&mu_);
   bytes_read_ += out.size();
   read_us_ += MicrosecondsSince(begin);
@@ -314,8 +311,8 @@ absl::StatusOr<replay::WindowState> Lease::ReadSnapshot() {
     rows.bytes.resize((rows.end - rows.first) *
                       model_->layout.slots[rows.slot].row_bytes);
     if (rows.first == rows.end) continue;
-    TORPOR_RETURN_IF_ERROR(stored_->ReadSnapshot(
-        rows.slot, {rows.first, rows.end}, rows.bytes));
+    TORPOR_RETURN_IF_ERROR(
+        stored_->ReadSnapshot(rows.slot, {rows.first, rows.end}, rows.bytes));
   }
   return window;
 }
@@ -363,15 +360,14 @@ absl::StatusOr<std::optional<replay::Witness>> Lease::ReadWitness() {
 }
 
 absl::StatusOr<bool> Lease::Climb() {
-  const uint64_t exact =
-      replay::FiguresOf(model_->layout, cut_).exact_tokens;
+  const uint64_t exact = replay::FiguresOf(model_->layout, cut_).exact_tokens;
   if (!plan_.exact) {
     // Twice as far, and then all the way.
     const uint64_t further = 2 * plan_.replay_tokens();
-    TORPOR_ASSIGN_OR_RETURN(
-        plan_, further < exact && rung_ == 0
-                   ? PlanFor(replay::ReplayMode::kBounded, further)
-                   : PlanFor(replay::ReplayMode::kExact, 0));
+    TORPOR_ASSIGN_OR_RETURN(plan_,
+                            further < exact && rung_ == 0
+                                ? PlanFor(replay::ReplayMode::kBounded, further)
+                                : PlanFor(replay::ReplayMode::kExact, 0));
   } else if (header_.limits().allow_cold()) {
     TORPOR_ASSIGN_OR_RETURN(plan_, PlanFor(replay::ReplayMode::kCold, 0));
   } else {
@@ -402,8 +398,7 @@ absl::Status Lease::Rebuild(ReplayExecutor* executor,
     }
     const SteadyClock::time_point begin = SteadyClock::now();
     TORPOR_ASSIGN_OR_RETURN(
-        report_,
-        replay::CompareWithWitness(model_->layout, window_, *witness));
+        report_, replay::CompareWithWitness(model_->layout, window_, *witness));
     verify_us_ += MicrosecondsSince(begin);
     if (report_.verdict == replay::Verdict::kExact) return absl::OkStatus();
     const bool bits_promised =

@@ -35,9 +35,9 @@ absl::Status StartLog(const std::string& level) {
 std::string Quoted(std::string_view text) {
   bool plain = !text.empty();
   for (const char c : text) {
-    plain = plain && (std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-                      std::string_view("-_./:+").find(c) !=
-                          std::string_view::npos);
+    plain =
+        plain && (std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+                  std::string_view("-_./:+").find(c) != std::string_view::npos);
   }
   if (plain) return std::string(text);
   return absl::StrFormat("\"%s\"", absl::CEscape(ToAbsl(text)));

@@ -57,13 +57,14 @@ struct Metrics::Impl {
                                         .Register(*registry);
   Family<Counter>& suspends =
       CounterFamily("torpor_suspends_total", "Suspends committed.");
-  Family<Counter>& suspend_bytes = CounterFamily(
-      "torpor_suspend_bytes_total", "Bytes of suspends by kind.");
+  Family<Counter>& suspend_bytes =
+      CounterFamily("torpor_suspend_bytes_total", "Bytes of suspends by kind.");
   Family<Counter>& resumes =
       CounterFamily("torpor_resumes_total", "Resumes by mode and verdict.");
-  Family<Counter>& resume_tokens = CounterFamily(
-      "torpor_resume_tokens_total", "Tokens of resumes: loaded, replayed, "
-                                    "recomputed.");
+  Family<Counter>& resume_tokens =
+      CounterFamily("torpor_resume_tokens_total",
+                    "Tokens of resumes: loaded, replayed, "
+                    "recomputed.");
   Family<Counter>& recomputes =
       CounterFamily("torpor_resume_full_recompute_total",
                     "Resumes that reused nothing, by reason.");
@@ -99,7 +100,8 @@ void Metrics::CountCall(std::string_view method, const absl::Status& status,
                         double seconds) {
   const std::string name(method);
   impl_->calls
-      .Add({{"method", name}, {"code", absl::StatusCodeToString(status.code())}})
+      .Add(
+          {{"method", name}, {"code", absl::StatusCodeToString(status.code())}})
       .Increment();
   impl_->call_seconds.Add({{"method", name}}, Buckets()).Observe(seconds);
 }

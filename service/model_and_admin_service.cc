@@ -41,10 +41,10 @@ absl::Status FillPlan(Backend& backend, const v1::PlanRequest& request,
     layout = model->layout;
   } else {
     TORPOR_ASSIGN_OR_RETURN(
-        layout, replay::LayoutFromConfig(
-                    request.config_json(),
-                    {request.kv_dtype().empty() ? "native"
-                                                : request.kv_dtype()}));
+        layout,
+        replay::LayoutFromConfig(
+            request.config_json(),
+            {request.kv_dtype().empty() ? "native" : request.kv_dtype()}));
   }
   const replay::LayoutFigures figures =
       replay::FiguresOf(layout, request.n_tokens());
@@ -63,8 +63,7 @@ absl::Status FillPlan(Backend& backend, const v1::PlanRequest& request,
                             .replay_tokens = request.replay_tokens(),
                             .want_logits = request.want_logits()};
   if (mode == replay::ReplayMode::kAuto) {
-    TORPOR_ASSIGN_OR_RETURN(asked.mode,
-                            replay::ChooseMode(layout, asked, {}));
+    TORPOR_ASSIGN_OR_RETURN(asked.mode, replay::ChooseMode(layout, asked, {}));
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
                           replay::PlanReplay(layout, asked));
@@ -212,8 +211,7 @@ grpc::ServerWriteReactor<v1::BackupProgress>* AdminServiceImpl::Backup(
           TORPOR_ASSIGN_OR_RETURN(
               const store::BackupReport report,
               backend_.store().Backup(
-                  request->directory(),
-                  [&](const store::BackupReport& so_far) {
+                  request->directory(), [&](const store::BackupReport& so_far) {
                     if (timer.Due() && !write(message(so_far))) return false;
                     return !call.cancelled();
                   }));

@@ -49,7 +49,8 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
       : backend_(*backend), facts_(std::move(facts)) {}
 
   grpc::ServerUnaryReactor* ServerInfo(
-      grpc::CallbackServerContext* context, const v1::ServerInfoRequest* request,
+      grpc::CallbackServerContext* context,
+      const v1::ServerInfoRequest* request,
       v1::ServerInfoResponse* response) override;
   grpc::ServerUnaryReactor* Stats(grpc::CallbackServerContext* context,
                                   const v1::StatsRequest* request,

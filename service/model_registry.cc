@@ -19,8 +19,8 @@ constexpr size_t kMaxNameBytes = 128;
 absl::Status CheckName(const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("model name: got %d bytes, wanted 1 to %d",
-                        name.size(), kMaxNameBytes));
+        absl::StrFormat("model name: got %d bytes, wanted 1 to %d", name.size(),
+                        kMaxNameBytes));
   }
   return absl::OkStatus();
 }
@@ -101,9 +101,9 @@ absl::StatusOr<std::shared_ptr<RegisteredModel>> ModelRegistry::Build(
     if (request.has_layout()) {
       TORPOR_ASSIGN_OR_RETURN(out->layout, FromProto(request.layout()));
     } else {
-      TORPOR_ASSIGN_OR_RETURN(out->layout,
-                              replay::LayoutFromConfig(request.config_json(),
-                                                       {out->kv_dtype}));
+      TORPOR_ASSIGN_OR_RETURN(
+          out->layout,
+          replay::LayoutFromConfig(request.config_json(), {out->kv_dtype}));
     }
     out->fingerprint = FromProto(request.fingerprint());
     if (out->fingerprint.layout.empty()) {
@@ -118,8 +118,8 @@ absl::StatusOr<std::shared_ptr<RegisteredModel>> ModelRegistry::Build(
   TORPOR_RETURN_IF_ERROR(out->layout.Validate());
   if (const auto difference =
           FirstContradiction(request.fingerprint(), out->fingerprint)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "register '%s': %s", request.name(), *difference));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("register '%s': %s", request.name(), *difference));
   }
   out->block_size = request.block_size() != 0
                         ? request.block_size()
@@ -145,9 +145,9 @@ absl::StatusOr<std::shared_ptr<const RegisteredModel>> ModelRegistry::Register(
     if (it != models_.end()) {
       if (const auto difference = replay::FirstDifference(
               built->fingerprint, it->second->fingerprint)) {
-        return absl::AlreadyExistsError(absl::StrFormat(
-            "register '%s': another model has that name: %s", request.name(),
-            *difference));
+        return absl::AlreadyExistsError(
+            absl::StrFormat("register '%s': another model has that name: %s",
+                            request.name(), *difference));
       }
       if (built->block_size != it->second->block_size) {
         return absl::AlreadyExistsError(absl::StrFormat(
@@ -203,9 +203,9 @@ absl::StatusOr<std::shared_ptr<const RegisteredModel>> ModelRegistry::Get(
   if (it != models_.end()) return it->second;
   std::vector<std::string> names;
   for (const auto& [known, model] : models_) names.push_back(known);
-  return absl::NotFoundError(absl::StrFormat(
-      "model '%s': not registered; registered are: %s", name,
-      names.empty() ? "none" : absl::StrJoin(names, ", ")));
+  return absl::NotFoundError(
+      absl::StrFormat("model '%s': not registered; registered are: %s", name,
+                      names.empty() ? "none" : absl::StrJoin(names, ", ")));
 }
 
 absl::StatusOr<std::shared_ptr<const RegisteredModel>>

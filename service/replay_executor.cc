@@ -89,9 +89,8 @@ std::vector<std::shared_ptr<ReplayExecutor::Job>> ReplayExecutor::TakeBatch() {
        it != queue_.end() && batch.size() < options_.max_batch;) {
     const std::shared_ptr<Job>& job = *it;
     const bool fits =
-        batch.empty() ||
-        (job->request.model == batch.front()->request.model &&
-         memory + job->memory <= options_.memory_bytes);
+        batch.empty() || (job->request.model == batch.front()->request.model &&
+                          memory + job->memory <= options_.memory_bytes);
     if (!fits) {
       ++it;
       continue;
@@ -109,9 +108,8 @@ void ReplayExecutor::RunBatch(const std::vector<std::shared_ptr<Job>>& batch) {
   for (const auto& job : batch) jobs.push_back(job->AsReplayJob());
   // The batch stops when nobody waits for any of it.
   const auto all_cancelled = [&] {
-    return std::all_of(batch.begin(), batch.end(), [](const auto& job) {
-      return job->cancelled.load();
-    });
+    return std::all_of(batch.begin(), batch.end(),
+                       [](const auto& job) { return job->cancelled.load(); });
   };
   auto results =
       batch.front()->request.model->replayer->Rebuild(jobs, all_cancelled);

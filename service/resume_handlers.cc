@@ -24,8 +24,8 @@ constexpr size_t kTokensPerMessage = 65'536;
 
 uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
   return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(
-          SteadyClock::now() - begin)
+      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
+                                                            begin)
           .count());
 }
 
@@ -78,8 +78,8 @@ class RowSender {
     const uint64_t most =
         std::max<uint64_t>(1, kMaxRowBytesPerMessage / slot.row_bytes);
     for (uint64_t row = rows.begin; row < rows.end;) {
-      const uint64_t end = std::min(
-          {rows.end, (row / block_rows + 1) * block_rows, row + most});
+      const uint64_t end =
+          std::min({rows.end, (row / block_rows + 1) * block_rows, row + most});
       const uint64_t bytes = (end - row) * row_bytes;
       if (builder_.data_bytes() + bytes > kMaxRowBytesPerMessage) {
         TORPOR_RETURN_IF_ERROR(Flush());
@@ -89,10 +89,10 @@ class RowSender {
         whole_.resize((end - row) * slot.row_bytes);
         TORPOR_RETURN_IF_ERROR(fill({row, end}, whole_));
         for (uint64_t i = 0; i < end - row; ++i) {
-          std::copy_n(whole_.begin() +
-                          static_cast<ptrdiff_t>(i * slot.row_bytes +
-                                                 shard_.index * row_bytes),
-                      row_bytes, out.begin() + i * row_bytes);
+          std::copy_n(
+              whole_.begin() + static_cast<ptrdiff_t>(i * slot.row_bytes +
+                                                      shard_.index * row_bytes),
+              row_bytes, out.begin() + i * row_bytes);
         }
       } else {
         TORPOR_RETURN_IF_ERROR(fill({row, end}, out));
@@ -103,6 +103,7 @@ class RowSender {
       piece.set_row_begin(row);
       piece.set_n_rows(static_cast<uint32_t>(end - row));
       piece.set_checksum(Xxh3(out));
+      piece.set_row_bytes(static_cast<uint32_t>(row_bytes));
       builder_.Describe(piece);
       row = end;
     }
@@ -152,15 +153,14 @@ absl::Status SendCompact(Lease& lease, std::span<const uint32_t> slots,
 absl::Status SendWindow(Lease& lease, const replay::WindowState& window,
                         RowSender* sender) {
   for (const replay::SlotRows& rows : window.slots) {
-    const uint64_t row_bytes =
-        lease.model()->layout.slots[rows.slot].row_bytes;
+    const uint64_t row_bytes = lease.model()->layout.slots[rows.slot].row_bytes;
     TORPOR_RETURN_IF_ERROR(sender->Send(
         rows.slot, {rows.first, rows.end},
         [&](replay::Rows part, std::span<uint8_t> out) {
-          std::copy_n(rows.bytes.begin() +
-                          static_cast<ptrdiff_t>((part.begin - rows.first) *
-                                                 row_bytes),
-                      out.size(), out.begin());
+          std::copy_n(
+              rows.bytes.begin() +
+                  static_cast<ptrdiff_t>((part.begin - rows.first) * row_bytes),
+              out.size(), out.begin());
           return absl::OkStatus();
         }));
   }
@@ -169,8 +169,8 @@ absl::Status SendWindow(Lease& lease, const replay::WindowState& window,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<uint32_t>> SlotsOf(const v1::ReadRowsRequest& request,
-                                              const RegisteredModel& model) {
+absl::StatusOr<std::vector<uint32_t>> SlotsOf(
+    const v1::ReadRowsRequest& request, const RegisteredModel& model) {
   if (request.slots().empty()) return model.compact_slots;
   std::vector<uint32_t> slots(request.slots().begin(), request.slots().end());
   for (const uint32_t slot : slots) {
@@ -212,9 +212,9 @@ absl::Status TakeResumeMessage(const ModelRegistry& models,
 absl::StatusOr<std::shared_ptr<Lease>> BeginLease(Backend& backend,
                                                   uint32_t tenant,
                                                   const ResumeInput& input) {
-  absl::StatusOr<std::unique_ptr<Lease>> lease = Lease::Begin(
-      &backend.store(), backend.models(), tenant, input.header,
-      input.prompt.ids.empty() ? nullptr : &input.prompt);
+  absl::StatusOr<std::unique_ptr<Lease>> lease =
+      Lease::Begin(&backend.store(), backend.models(), tenant, input.header,
+                   input.prompt.ids.empty() ? nullptr : &input.prompt);
   if (!lease.ok()) {
     if (lease.status().code() == absl::StatusCode::kFailedPrecondition ||
         lease.status().code() == absl::StatusCode::kDataLoss) {
@@ -329,9 +329,8 @@ RawWriter* SessionServiceImpl::Window(grpc::CallbackServerContext* context,
                   const std::shared_ptr<Lease> lease,
                   backend_.leases().Get(tenant, asked.lease()));
               TORPOR_ASSIGN_OR_RETURN(
-                  const Shard shard,
-                  CheckShard(asked.shard(), asked.n_shards(),
-                             lease->model()->layout));
+                  const Shard shard, CheckShard(asked.shard(), asked.n_shards(),
+                                                lease->model()->layout));
               TORPOR_ASSIGN_OR_RETURN(
                   const replay::WindowState* window,
                   lease->Window(&backend_.replay(), call.cancelled_fn()));

@@ -189,9 +189,9 @@ grpc::ServerBidiReactor<In, Out>* RunBidi(grpc::CallbackServerContext* context,
   };
   auto* reactor = new Reactor(context);
   workers->Post([reactor, handler = std::move(handler)]() mutable {
-    const absl::Status status =
-        handler(reactor->call, [&](In* m) { return reactor->Read(m); },
-                [&](const Out& m) { return reactor->Write(m); });
+    const absl::Status status = handler(
+        reactor->call, [&](In* m) { return reactor->Read(m); },
+        [&](const Out& m) { return reactor->Write(m); });
     reactor->Finish(ToGrpcStatus(status));
   });
   return reactor;

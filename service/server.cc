@@ -43,8 +43,8 @@ bool IsLoopback(const std::string& address) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
-    return absl::NotFoundError(absl::StrFormat("TLS file %s: cannot be read",
-                                               path));
+    return absl::NotFoundError(
+        absl::StrFormat("TLS file %s: cannot be read", path));
   }
   std::ostringstream text;
   text << in.rdbuf();
@@ -132,15 +132,13 @@ absl::Status Server::Impl::Build() {
                                       options.backend);
   TORPOR_RETURN_IF_ERROR(backend->models().Reload());
   if (!options.metrics_listen.empty()) {
-    TORPOR_RETURN_IF_ERROR(
-        backend->metrics().Listen(options.metrics_listen));
+    TORPOR_RETURN_IF_ERROR(backend->metrics().Listen(options.metrics_listen));
   }
   sessions = std::make_unique<SessionServiceImpl>(backend.get());
   models = std::make_unique<ModelServiceImpl>(backend.get());
   admin = std::make_unique<AdminServiceImpl>(
       backend.get(),
-      ServerFacts{options.store.data_dir,
-                  store::SystemClock()() / 1'000'000,
+      ServerFacts{options.store.data_dir, store::SystemClock()() / 1'000'000,
                   absl::StrFormat(
                       "cpu/%s/%d threads",
                       std::string(kernels::IsaName(options.backend.models.isa)),
@@ -195,8 +193,7 @@ absl::Status Server::Impl::Listen() {
   }
   for (const std::string& address : options.listen) {
     if (IsUnix(address)) {
-      addresses.push_back("unix:" +
-                          address.substr(sizeof(kUnixPrefix) - 1));
+      addresses.push_back("unix:" + address.substr(sizeof(kUnixPrefix) - 1));
       continue;
     }
     if (ports[address] == 0) {

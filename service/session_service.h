@@ -27,17 +27,16 @@ using WithRowMethods = v1::SessionService::WithRawCallbackMethod_PutRows<
             v1::SessionService::WithRawCallbackMethod_Window<
                 v1::SessionService::WithRawCallbackMethod_Resume<Base>>>>>;
 template <class Base>
-using WithMessageMethods =
-    v1::SessionService::WithCallbackMethod_BeginSuspend<
-        v1::SessionService::WithCallbackMethod_Commit<
-            v1::SessionService::WithCallbackMethod_AbandonSuspend<
-                v1::SessionService::WithCallbackMethod_BeginResume<
-                    v1::SessionService::WithCallbackMethod_ReadTokens<
-                        v1::SessionService::WithCallbackMethod_Release<
-                            v1::SessionService::WithCallbackMethod_Fork<
-                                v1::SessionService::WithCallbackMethod_Rewind<
-                                    v1::SessionService::
-                                        WithCallbackMethod_Describe<Base>>>>>>>>>;
+using WithMessageMethods = v1::SessionService::WithCallbackMethod_BeginSuspend<
+    v1::SessionService::WithCallbackMethod_Commit<
+        v1::SessionService::WithCallbackMethod_AbandonSuspend<
+            v1::SessionService::WithCallbackMethod_BeginResume<
+                v1::SessionService::WithCallbackMethod_ReadTokens<
+                    v1::SessionService::WithCallbackMethod_Release<
+                        v1::SessionService::WithCallbackMethod_Fork<
+                            v1::SessionService::WithCallbackMethod_Rewind<
+                                v1::SessionService::WithCallbackMethod_Describe<
+                                    Base>>>>>>>>>;
 template <class Base>
 using WithOtherMethods = v1::SessionService::WithCallbackMethod_List<
     v1::SessionService::WithCallbackMethod_Delete<

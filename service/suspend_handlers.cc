@@ -75,11 +75,10 @@ absl::StatusOr<store::SuspendSpec> SpecOf(const v1::BeginSuspendHeader& header,
   }
   for (const v1::ProvenanceRange& range : header.provenance()) {
     if (range.provenance() > v1::PROVENANCE_UNKNOWN) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("provenance of [%d, %d): got %d, wanted one of the "
-                          "known kinds",
-                          range.begin(), range.end(),
-                          static_cast<int>(range.provenance())));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "provenance of [%d, %d): got %d, wanted one of the "
+          "known kinds",
+          range.begin(), range.end(), static_cast<int>(range.provenance())));
     }
     spec.provenance.push_back(
         {range.begin(), range.end(),
@@ -178,22 +177,26 @@ absl::StatusOr<uint64_t> PutPieces(Call& call, Ticket& ticket,
     piece.snapshot = compact == ticket.model->compact_index.end();
     piece.slot = piece.snapshot ? p.slot() : compact->second;
     piece.shard = p.shard();
-    piece.n_shards = slot.shard_axis == replay::ShardAxis::kHeads
-                         ? ticket.n_shards
-                         : 1;
+    piece.n_shards =
+        slot.shard_axis == replay::ShardAxis::kHeads ? ticket.n_shards : 1;
     piece.row_begin = p.row_begin();
     piece.n_rows = p.n_rows();
     piece.checksum = p.checksum();
-    const uint64_t bytes =
-        uint64_t{p.n_rows()} * (slot.row_bytes / piece.n_shards);
+    const uint32_t row_bytes = slot.row_bytes / piece.n_shards;
+    if (p.row_bytes() != row_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("rows of slot '%s': got %d bytes a row, wanted %d",
+                          slot.name, p.row_bytes(), row_bytes));
+    }
+    const uint64_t bytes = uint64_t{p.n_rows()} * row_bytes;
     if (bytes > rest.size()) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "rows [%d, +%d) of slot '%s': %d bytes of the message are left, "
           "wanted %d",
           p.row_begin(), p.n_rows(), slot.name, rest.size(), bytes));
     }
-    TORPOR_RETURN_IF_ERROR(ticket.stored->Put(
-        piece, rest.first(bytes), call.cancelled_fn()));
+    TORPOR_RETURN_IF_ERROR(
+        ticket.stored->Put(piece, rest.first(bytes), call.cancelled_fn()));
     rest = rest.subspan(bytes);
   }
   if (!rest.empty()) {
@@ -228,8 +231,8 @@ absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
   const auto since = std::chrono::steady_clock::now() - ticket.begun;
   const auto total = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(since).count());
-  out.mutable_times()->set_transfer_us(total - std::min<uint64_t>(
-                                                   total, receipt.commit_us));
+  out.mutable_times()->set_transfer_us(
+      total - std::min<uint64_t>(total, receipt.commit_us));
   backend.metrics().CountSuspend(out);
   return out;
 }
@@ -265,14 +268,13 @@ SessionServiceImpl::BeginSuspend(grpc::CallbackServerContext* context,
               TORPOR_ASSIGN_OR_RETURN(
                   const auto model,
                   backend_.models().Get(message.header().model()));
-              TORPOR_ASSIGN_OR_RETURN(
-                  store::SuspendSpec spec,
-                  SpecOf(message.header(), tenant, *model));
+              TORPOR_ASSIGN_OR_RETURN(store::SuspendSpec spec,
+                                      SpecOf(message.header(), tenant, *model));
               while (read(&message)) {
-                TORPOR_RETURN_IF_ERROR(AppendTokens(
-                    message.tokens(),
-                    spec.tokens_kept + spec.new_tokens.ids.size(),
-                    model->layout.vocab_size, &spec.new_tokens));
+                TORPOR_RETURN_IF_ERROR(
+                    AppendTokens(message.tokens(),
+                                 spec.tokens_kept + spec.new_tokens.ids.size(),
+                                 model->layout.vocab_size, &spec.new_tokens));
               }
               // A cancelled stream may have lost tokens.
               if (call.cancelled()) return absl::CancelledError("suspend");
@@ -419,7 +421,8 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                     // Committed before: its receipt is the answer.
                     if (ticket == nullptr) return absl::OkStatus();
                   }
-                  TORPOR_RETURN_IF_ERROR(PutPieces(call, *ticket, rows).status());
+                  TORPOR_RETURN_IF_ERROR(
+                      PutPieces(call, *ticket, rows).status());
                 }
                 if (rest.has_commit()) {
                   TORPOR_ASSIGN_OR_RETURN(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who a call belongs to: a bearer token in its metadata or a TLS client
-// certificate, mapped in the config file. Never a field of a request. Immutable.
+// certificate, mapped in the config file. Never a field of a request.
+// Immutable.
 
 #ifndef TORPOR_SERVICE_TENANTS_H_
 #define TORPOR_SERVICE_TENANTS_H_

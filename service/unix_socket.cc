@@ -47,9 +47,8 @@ bool Answers(const std::string& path) {
   struct sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size());
-  const bool answers =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address),
-              sizeof(address)) == 0;
+  const bool answers = connect(fd, reinterpret_cast<const sockaddr*>(&address),
+                               sizeof(address)) == 0;
   close(fd);
   return answers;
 }

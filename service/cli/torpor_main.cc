@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// torpor: the command line.
+
+#include <sodium.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "service/cli/context.h"
+#include "service/version.h"
+
+namespace torpor::service::cli {
+namespace {
+
+constexpr char kDefaultAddress[] = "unix:///run/torpor/torpor.sock";
+
+// What a caller can do about a code.
+const char* Advice(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kAborted:
+      return "somebody else changed the session; look at it (torpor show) and "
+             "try again";
+    case absl::StatusCode::kResourceExhausted:
+      return "torpor stats shows budget and disk; delete sessions, or give "
+             "them a TTL";
+    case absl::StatusCode::kDataLoss:
+      return "torpor verify names what is damaged";
+    case absl::StatusCode::kUnavailable:
+      return "torpor doctor looks for the cause";
+    case absl::StatusCode::kUnauthenticated:
+      return "give --token, or set TORPOR_TOKEN";
+    default:
+      return nullptr;
+  }
+}
+
+int Main(int argc, char** argv) {
+  if (sodium_init() < 0) {
+    std::cerr << "torpor: libsodium does not start\n";
+    return 1;
+  }
+  CLI::App app{"Puts LLM sessions to sleep on SSD and wakes them again"};
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  app.fallthrough();
+  Context context;
+  context.client.address = kDefaultAddress;
+  app.add_option("--server", context.client.address,
+                 "unix:///path or host:port")
+      ->envname("TORPOR_SERVER")
+      ->capture_default_str();
+  app.add_option("--token", context.client.token, "Bearer token")
+      ->envname("TORPOR_TOKEN");
+  app.add_option("--tls-ca", context.client.tls_ca,
+                 "PEM file of the CA to trust");
+  double timeout_seconds = 600;
+  app.add_option("--timeout", timeout_seconds, "Seconds for one call")
+      ->capture_default_str();
+  app.add_flag("--json", context.json, "Machine-readable output");
+
+  Run run;
+  AddRunCommand(&app, &context, &run);
+  AddModelCommands(&app, &context, &run);
+  AddPlanCommand(&app, &context, &run);
+  AddSessionCommands(&app, &context, &run);
+  AddExplainCommand(&app, &context, &run);
+  AddAdminCommands(&app, &context, &run);
+  AddDumpCommand(&app, &context, &run);
+  AddCompletionCommand(&app, &run);
+  CLI11_PARSE(app, argc, argv);
+  context.client.timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000));
+
+  const absl::Status status = run();
+  if (status.ok()) return 0;
+  std::cerr << absl::StrFormat("torpor: %s: %s\n",
+                               absl::StatusCodeToString(status.code()),
+                               std::string(status.message()));
+  if (const char* advice = Advice(status.code())) {
+    std::cerr << "        " << advice << '\n';
+  }
+  return 1;
+}
+
+}  // namespace
+}  // namespace torpor::service::cli
+
+int main(int argc, char** argv) {
+  return torpor::service::cli::Main(argc, argv);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/config.h"
+
+#include <toml++/toml.h>
+
+#include <functional>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace torpor::service {
+namespace {
+
+using Setter = std::function<bool(const toml::node&)>;
+
+Setter Text(std::string* out) {
+  return [out](const toml::node& node) {
+    const auto value = node.value_exact<std::string>();
+    if (value) *out = *value;
+    return value.has_value();
+  };
+}
+
+Setter Flag(bool* out) {
+  return [out](const toml::node& node) {
+    const auto value = node.value_exact<bool>();
+    if (value) *out = *value;
+    return value.has_value();
+  };
+}
+
+// A whole number from 0 on.
+template <typename T>
+Setter Number(T* out) {
+  return [out](const toml::node& node) {
+    const auto value = node.value_exact<int64_t>();
+    if (!value || *value < 0) return false;
+    *out = static_cast<T>(*value);
+    return true;
+  };
+}
+
+template <typename Duration>
+Setter Time(Duration* out) {
+  return [out](const toml::node& node) {
+    const auto value = node.value_exact<int64_t>();
+    if (!value || *value < 0) return false;
+    *out = Duration(*value);
+    return true;
+  };
+}
+
+Setter Texts(std::vector<std::string>* out) {
+  return [out](const toml::node& node) {
+    const toml::array* array = node.as_array();
+    if (array == nullptr) return false;
+    out->clear();
+    for (const toml::node& item : *array) {
+      const auto value = item.value_exact<std::string>();
+      if (!value) return false;
+      out->push_back(*value);
+    }
+    return true;
+  };
+}
+
+absl::Status Apply(const std::string& path, const std::string& prefix,
+                   const toml::table& table,
+                   const std::map<std::string, Setter>& setters) {
+  for (const auto& [key, node] : table) {
+    const std::string name = prefix + std::string(key.str());
+    const auto setter = setters.find(std::string(key.str()));
+    if (setter == setters.end()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s:%d: unknown key '%s'", path, key.source().begin.line, name));
+    }
+    if (!setter->second(node)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s:%d: key '%s': not a value of its kind", path,
+                          node.source().begin.line, name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
+  toml::table table;
+  try {
+    table = toml::parse_file(path);
+  } catch (const toml::parse_error& e) {
+    std::ostringstream text;
+    text << path << ":" << e.source().begin.line << ": " << e.description();
+    return absl::InvalidArgumentError(text.str());
+  }
+  ServerOptions& s = config->server;
+  store::LmdbStoreOptions& st = s.store;
+  BackendOptions& b = s.backend;
+  // Errors of nested tables are carried out of their setters.
+  absl::Status nested;
+  const auto section = [&](const std::string& name,
+                           std::map<std::string, Setter> setters) -> Setter {
+    return [&nested, &path, name,
+            setters = std::move(setters)](const toml::node& node) {
+      const toml::table* inner = node.as_table();
+      if (inner == nullptr) return false;
+      if (absl::Status e = Apply(path, name + ".", *inner, setters); !e.ok()) {
+        nested = e;
+      }
+      return true;
+    };
+  };
+  const Setter tenants = [&](const toml::node& node) {
+    const toml::array* array = node.as_array();
+    if (array == nullptr) return false;
+    for (const toml::node& item : *array) {
+      const toml::table* inner = item.as_table();
+      if (inner == nullptr) return false;
+      TenantConfig tenant;
+      if (absl::Status e =
+              Apply(path, "tenant.", *inner,
+                    {{"name", Text(&tenant.name)},
+                     {"number", Number(&tenant.number)},
+                     {"token_hashes", Texts(&tenant.token_hashes)},
+                     {"certificate_names", Texts(&tenant.certificate_names)}});
+          !e.ok()) {
+        nested = e;
+      }
+      s.tenants.push_back(std::move(tenant));
+    }
+    return true;
+  };
+  TORPOR_RETURN_IF_ERROR(Apply(
+      path, "", table,
+      {{"data_dir", Text(&st.data_dir)},
+       {"listen", Texts(&s.listen)},
+       {"metrics_listen", Text(&s.metrics_listen)},
+       {"insecure_tcp", Flag(&s.insecure_tcp)},
+       {"reflection", Flag(&s.reflection)},
+       {"require_credential", Flag(&s.require_credential)},
+       {"log_level", Text(&config->log_level)},
+       {"drain_limit_ms", Time(&s.drain_limit)},
+       {"maintain_every_ms", Time(&s.maintain_every)},
+       {"tenant", tenants},
+       {"tls", section("tls", {{"certificate", Text(&s.tls_certificate)},
+                               {"key", Text(&s.tls_key)},
+                               {"client_ca", Text(&s.tls_client_ca)}})},
+       {"store",
+        section("store",
+                {{"max_bytes", Number(&st.max_bytes)},
+                 {"tenant_max_bytes", Number(&st.tenant_max_bytes)},
+                 {"disk_reserve_bytes", Number(&st.disk_reserve_bytes)},
+                 {"map_bytes", Number(&st.map_bytes)},
+                 {"buffer_bytes", Number(&st.buffer_bytes)},
+                 {"ahead_bytes", Number(&st.ahead_bytes)},
+                 {"put_timeout_ms", Time(&st.put_timeout)},
+                 {"pinned_max_bytes", Number(&st.pinned_max_bytes)}})},
+       {"replay",
+        section("replay", {{"isa", Text(&config->isa)},
+                           {"threads", Number(&config->threads)},
+                           {"memory_bytes", Number(&b.replay.memory_bytes)},
+                           {"max_batch", Number(&b.replay.max_batch)}})},
+       {"limits",
+        section("limits", {{"calls", Number(&b.max_calls)},
+                           {"tickets", Number(&b.max_tickets)},
+                           {"leases", Number(&b.max_leases)},
+                           {"idle_seconds", Time(&b.idle_limit)}})}}));
+  return nested;
+}
+
+}  // namespace torpor::service

@@ -14,16 +14,15 @@ namespace torpor::kernels {
 template <class V>
 void GatedGeluCpu(const GatedGeluParams& p, int64_t row_begin,
                   int64_t row_end) {
-  const RowSink sink = p.out_dtype == DType::kBf16 ? RowSink::kStoreBf16
-                                                   : RowSink::kStoreF32;
+  const RowSink sink =
+      p.out_dtype == DType::kBf16 ? RowSink::kStoreBf16 : RowSink::kStoreF32;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* gate = p.gate_up + row * 2 * p.dim;
     const float* up = gate + p.dim;
     const int64_t whole = p.dim / 16 * 16;
     const int64_t rest = p.dim - whole;
     for (int64_t i = 0; i < whole; i += 16) {
-      const auto y =
-          V::Mul(GeluTanh<V>(V::Load(gate + i)), V::Load(up + i));
+      const auto y = V::Mul(GeluTanh<V>(V::Load(gate + i)), V::Load(up + i));
       StoreLanes<V>(y, row * p.dim + i, p.out, sink);
     }
     if (rest != 0) {

@@ -28,8 +28,8 @@ void GatedGeluRef(const GatedGeluParams& p) {
 
 void SoftcapRef(const SoftcapParams& p) {
   for (int64_t i = 0; i < p.n; ++i) {
-    p.x[i] = static_cast<float>(p.cap * std::tanh(static_cast<double>(p.x[i]) /
-                                                  p.cap));
+    p.x[i] = static_cast<float>(p.cap *
+                                std::tanh(static_cast<double>(p.x[i]) / p.cap));
   }
 }
 

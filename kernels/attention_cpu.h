@@ -200,8 +200,7 @@ class AttentionTileRunner {
       end = visible[r].end > end ? visible[r].end : end;
     }
     for (int64_t g = begin / 16; g * 16 < end; ++g) {
-      const auto* keys =
-          reinterpret_cast<const Pair*>(k) + g * steps * 16;
+      const auto* keys = reinterpret_cast<const Pair*>(k) + g * steps * 16;
       typename V::F32 acc[R];
       for (int i = 0; i < R; ++i) acc[i] = V::Zero();
       for (int64_t s = 0; s < steps; ++s) {
@@ -217,8 +216,7 @@ class AttentionTileRunner {
           const auto cap = V::Set(p_.softcap);
           score = V::Mul(cap, Tanh<V>(V::Div(score, cap)));
         }
-        V::Store(score,
-                 scratch_.scores + (first + i) * kPageTokens + g * 16);
+        V::Store(score, scratch_.scores + (first + i) * kPageTokens + g * 16);
       }
     }
   }
@@ -240,8 +238,7 @@ class AttentionTileRunner {
     const float new_max = old_max > page_max ? old_max : page_max;
     auto sum = V::Zero();
     for (int64_t g = first; g < last; ++g) {
-      const auto e =
-          Exp<V>(V::Sub(V::Load(scores + g * 16), V::Set(new_max)));
+      const auto e = Exp<V>(V::Sub(V::Load(scores + g * 16), V::Set(new_max)));
       const auto w = Inside(e, V::Zero(), g, visible);
       sum = V::Add(sum, w);
       Step::Store(w, weights + g * 16);
@@ -291,8 +288,7 @@ class AttentionTileRunner {
     }
     const bool shared = common_begin < common_end;
     for (int64_t r = first; r < first + R; ++r) {
-      const int64_t stop =
-          shared ? common_begin * kPer : visible[r].end;
+      const int64_t stop = shared ? common_begin * kPer : visible[r].end;
       Edge(v, r, {visible[r].begin, stop}, out);
     }
     if (!shared) return;
@@ -330,8 +326,7 @@ class AttentionTileRunner {
         value[n] = Step::Load(values + s * hd + d + n * 16);
       }
       for (int i = 0; i < R; ++i) {
-        const auto weight =
-            Step::Broadcast(weights[(first + i) * kSteps + s]);
+        const auto weight = Step::Broadcast(weights[(first + i) * kSteps + s]);
         for (int n = 0; n < N; ++n) {
           acc[i][n] = Step::Accumulate(weight, value[n], acc[i][n]);
         }
@@ -408,8 +403,8 @@ template <class V>
 void FinishAttention(const AttentionParams& p, const AttentionTile& tile,
                      const AttentionPartial& total) {
   const int64_t hd = p.shape.head_dim;
-  const RowSink sink = p.out_dtype == DType::kBf16 ? RowSink::kStoreBf16
-                                                   : RowSink::kStoreF32;
+  const RowSink sink =
+      p.out_dtype == DType::kBf16 ? RowSink::kStoreBf16 : RowSink::kStoreF32;
   for (int64_t r = 0; r < tile.n_rows(); ++r) {
     const int64_t at = tile.Offset(p, r);
     const auto inverse = V::Set(1.0f / total.sum[r]);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "kernels/attention.h"
+
 #include <cmath>
 #include <vector>
-
-#include "kernels/attention.h"
 
 namespace torpor::kernels {
 namespace {

@@ -37,8 +37,8 @@ class TileMemory {
  public:
   explicit TileMemory(int64_t head_dim)
       : head_dim_(head_dim),
-        bytes_(static_cast<size_t>(
-            kTileRows * (3 * head_dim + 2 * kPageTokens + 4) * 4)) {}
+        bytes_(static_cast<size_t>(kTileRows *
+                                   (3 * head_dim + 2 * kPageTokens + 4) * 4)) {}
 
   [[nodiscard]] AttentionPartial total() const { return PartialAt(0); }
   [[nodiscard]] AttentionPartial part() const {
@@ -121,9 +121,8 @@ struct CpuOps::Impl {
   // `n` independent items of `item_elements` elements each, in contiguous runs.
   void Ranges(int64_t n, int64_t item_elements,
               const std::function<void(int64_t, int64_t)>& fn) {
-    const int64_t enough =
-        std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(
-                                                    1, item_elements));
+    const int64_t enough = std::max<int64_t>(
+        1, kElementsPerTask / std::max<int64_t>(1, item_elements));
     const int64_t tasks =
         std::clamp<int64_t>(n / enough, 1, 4 * pool.n_threads());
     pool.ParallelFor(tasks, [&](int64_t task, int) {
@@ -153,8 +152,8 @@ struct CpuOps::Impl {
           const SplitRange splits = SplitsOf(tile);
           for (int64_t s = splits.begin; s < splits.end; ++s) {
             if (kernels.attention_split(p, tile, s, m.scratch(), m.part())) {
-              kernels.merge_attention(tile.n_rows(), p.shape.head_dim,
-                                      m.part(), total);
+              kernels.merge_attention(tile.n_rows(), p.shape.head_dim, m.part(),
+                                      total);
             }
           }
           kernels.finish_attention(p, tile, total);
@@ -178,16 +177,14 @@ struct CpuOps::Impl {
     }
     Memory(work.size() - 1, p.shape.head_dim);
     std::vector<uint8_t> any(work.size());
-    pool.ParallelFor(
-        static_cast<int64_t>(work.size()), [&](int64_t i, int) {
-          const auto w = static_cast<size_t>(i);
-          const TileMemory& m = memory[w];
-          any[w] = kernels.attention_split(p, tiles[work[w].tile],
-                                           work[w].split, m.scratch(),
-                                           m.part())
-                       ? 1
-                       : 0;
-        });
+    pool.ParallelFor(static_cast<int64_t>(work.size()), [&](int64_t i, int) {
+      const auto w = static_cast<size_t>(i);
+      const TileMemory& m = memory[w];
+      any[w] = kernels.attention_split(p, tiles[work[w].tile], work[w].split,
+                                       m.scratch(), m.part())
+                   ? 1
+                   : 0;
+    });
     for (size_t w = 0; w < work.size();) {
       const AttentionTile& tile = tiles[work[w].tile];
       const AttentionPartial total = memory[w].total();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows times a packed weight matrix: c[m, n] = sum_k a[m, k] * b[n, k] + bias[n].
+// Rows times a packed weight matrix: c[m, n] = sum_k a[m, k] * b[n, k] +
+// bias[n].
 //
 // One order of k for every output element, ascending, one accumulator in f32:
 // a row's result does not depend on the rows beside it, on threads, or on how

@@ -112,7 +112,8 @@ void GemmRows(const GemmParams& p, int64_t row, int64_t rows, int64_t begin,
     default:
       break;
   }
-  if (rows == kRows) return GemmStrip<V, Step, kRows, kGroups>(p, row, begin, end);
+  if (rows == kRows)
+    return GemmStrip<V, Step, kRows, kGroups>(p, row, begin, end);
   for (; rows >= 4; rows -= 4, row += 4) {
     GemmStrip<V, Step, 4, kGroups>(p, row, begin, end);
   }

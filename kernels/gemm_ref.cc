@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "kernels/gemm.h"
+
 #include <cassert>
 #include <new>
-
-#include "kernels/gemm.h"
 
 namespace torpor::kernels {
 namespace {

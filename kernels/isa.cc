@@ -46,9 +46,9 @@ absl::StatusOr<Isa> ParseIsa(std::string_view name) {
     if (std::find(available.begin(), available.end(), isa) != available.end()) {
       return isa;
     }
-    return absl::UnavailableError(absl::StrFormat(
-        "CPU path %s: this processor or build does not have it",
-        std::string(name)));
+    return absl::UnavailableError(
+        absl::StrFormat("CPU path %s: this processor or build does not have it",
+                        std::string(name)));
   }
   return absl::InvalidArgumentError(absl::StrFormat(
       "CPU path: got '%s', wanted auto, portable, avx2 or avx512bf16",

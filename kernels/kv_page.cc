@@ -13,11 +13,10 @@ void WalkK(const KvShape& shape, int64_t token, Move move) {
   constexpr int64_t kPerStep = sizeof(T) == 2 ? 2 : 1;
   const int64_t steps = shape.head_dim / kPerStep;
   for (int64_t head = 0; head < shape.n_kv_heads; ++head) {
-    const auto base = static_cast<int64_t>(2 * shape.head_bytes() / sizeof(T)) *
-                      head;
+    const auto base =
+        static_cast<int64_t>(2 * shape.head_bytes() / sizeof(T)) * head;
     for (int64_t s = 0; s < steps; ++s) {
-      const int64_t at =
-          base + ((group * steps + s) * 16 + lane) * kPerStep;
+      const int64_t at = base + ((group * steps + s) * 16 + lane) * kPerStep;
       for (int64_t i = 0; i < kPerStep; ++i) {
         move(at + i, head * shape.head_dim + s * kPerStep + i);
       }

@@ -2,8 +2,9 @@
 //
 // K and V of 64 consecutive tokens of one layer, laid out for attention:
 //   per KV head: K, then V
-//   K bf16: [64 / 16][head_dim / 2][16 tokens][2]   f32: [64 / 16][head_dim][16]
-//   V bf16: [64 / 2][head_dim][2 tokens]            f32: [64][head_dim]
+//   K bf16: [64 / 16][head_dim / 2][16 tokens][2]   f32: [64 /
+//   16][head_dim][16] V bf16: [64 / 2][head_dim][2 tokens]            f32:
+//   [64][head_dim]
 // Pages are aligned to absolute positions: page b holds tokens [64b, 64b + 64).
 // A page is memory only; stored rows are row-major [n_kv_heads, head_dim].
 

@@ -83,8 +83,7 @@ void RmsNormCpu(const RmsNormParams& p, int64_t row_begin, int64_t row_end) {
     }
     if (rest != 0) {
       const auto w = V::Add(offset, LoadSome<V>(p.weight + whole, rest));
-      const auto y =
-          V::Mul(V::Mul(LoadSome<V>(x + whole, rest), scale), w);
+      const auto y = V::Mul(V::Mul(LoadSome<V>(x + whole, rest), scale), w);
       StoreSome<V>(y, rest, at + whole, p.out, p.sink);
     }
   }

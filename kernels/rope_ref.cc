@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <cmath>
-
 #include "kernels/rope.h"
+
+#include <cmath>
 
 namespace torpor::kernels {
 

@@ -82,12 +82,11 @@ struct Avx2Simd {
   }
   static F32 Select(int begin, int end, F32 a, F32 b) {
     const auto mask = [&](int first) {
-      const __m256i lane =
-          _mm256_add_epi32(_mm256_set1_epi32(first),
-                           _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-      return _mm256_castsi256_ps(
-          _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
-                           _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane)));
+      const __m256i lane = _mm256_add_epi32(
+          _mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+      return _mm256_castsi256_ps(_mm256_and_si256(
+          _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
+          _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane)));
     };
     return {_mm256_blendv_ps(b.lo, a.lo, mask(0)),
             _mm256_blendv_ps(b.hi, a.hi, mask(8))};
@@ -139,7 +138,8 @@ struct Avx2Simd {
           16);
       const __m256i quiet =
           _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
-      const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+      const __m256i nan =
+          _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
       return _mm256_blendv_epi8(rounded, quiet, nan);
     };
     const __m256i packed = _mm256_permute4x64_epi64(

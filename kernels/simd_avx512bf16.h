@@ -63,16 +63,14 @@ struct Avx512Bf16Simd {
   }
 
   static float Sum(F32 a) {
-    const __m256 s8 =
-        _mm256_add_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
+    const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
     const __m128 s4 =
         _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
   }
   static float MaxLane(F32 a) {
-    const __m256 s8 =
-        _mm256_max_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
+    const __m256 s8 = _mm256_max_ps(_mm512_castps512_ps256(a.v), Upper(a.v));
     const __m128 s4 =
         _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elementary functions over sixteen lanes, for the templates of kernels/*_cpu.h.
-// NaN in gives NaN out.
+// Elementary functions over sixteen lanes, for the templates of
+// kernels/*_cpu.h. NaN in gives NaN out.
 
 #ifndef TORPOR_KERNELS_SIMD_MATH_H_
 #define TORPOR_KERNELS_SIMD_MATH_H_
@@ -33,8 +33,7 @@ typename V::F32 Exp(typename V::F32 x) {
 template <class V>
 typename V::F32 Tanh(typename V::F32 x) {
   const auto e = Exp<V>(V::Add(x, x));
-  return V::Sub(V::Set(1.0f),
-                V::Div(V::Set(2.0f), V::Add(V::Set(1.0f), e)));
+  return V::Sub(V::Set(1.0f), V::Div(V::Set(2.0f), V::Add(V::Set(1.0f), e)));
 }
 
 // The tanh form of GELU, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))),

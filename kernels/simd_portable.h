@@ -114,7 +114,8 @@ struct PortableSimd {
     return a.v[0];
   }
 
-  // Two bf16 to a lane, the even one in the low half: acc + lo*lo, then + hi*hi.
+  // Two bf16 to a lane, the even one in the low half: acc + lo*lo, then +
+  // hi*hi.
   static F32 DotBf16(F32 acc, U32 a, U32 b) {
     const auto low = [](uint32_t u) { return std::bit_cast<float>(u << 16); };
     const auto high = [](uint32_t u) {
@@ -139,9 +140,10 @@ struct PortableSimd {
   static void StoreBf16(F32 a, uint16_t* p) {
     for (int i = 0; i < 16; ++i) {
       const auto u = std::bit_cast<uint32_t>(a.v[i]);
-      p[i] = (u & 0x7fffffffu) > 0x7f800000u
-                 ? static_cast<uint16_t>((u >> 16) | 0x40u)
-                 : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+      p[i] =
+          (u & 0x7fffffffu) > 0x7f800000u
+              ? static_cast<uint16_t>((u >> 16) | 0x40u)
+              : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
     }
   }
   static F32 LoadBf16(const uint16_t* p) {

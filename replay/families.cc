@@ -39,8 +39,8 @@ absl::StatusOr<kernels::DType> KvDType(const std::string& asked,
       asked == "native" ? (native.empty() ? "bf16" : native) : asked;
   if (name == "bf16") return kernels::DType::kBf16;
   if (name == "f32") return kernels::DType::kF32;
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "kv dtype: got '%s', wanted bf16 or f32", name));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("kv dtype: got '%s', wanted bf16 or f32", name));
 }
 
 absl::StatusOr<ModelLayout> Gemma3Layout(const json& config,
@@ -111,8 +111,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const std::string& directory,
   }
   std::ostringstream text;
   text << in.rdbuf();
-  TORPOR_ASSIGN_OR_RETURN(const json config,
-                          ParseJsonObject(text.str(), path));
+  TORPOR_ASSIGN_OR_RETURN(const json config, ParseJsonObject(text.str(), path));
   TORPOR_ASSIGN_OR_RETURN(const Family* family, FindFamily(config));
   if (family->load == nullptr) {
     return absl::UnimplementedError(absl::StrFormat(

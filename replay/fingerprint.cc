@@ -59,9 +59,8 @@ std::string LayoutDigest(const ModelLayout& layout) {
 
 std::array<uint8_t, 32> FingerprintHash(const Fingerprint& f) {
   std::string text;
-  for (const std::string* field :
-       {&f.weights, &f.adapter, &f.layout, &f.kv_dtype, &f.rope,
-        &f.quantiser}) {
+  for (const std::string* field : {&f.weights, &f.adapter, &f.layout,
+                                   &f.kv_dtype, &f.rope, &f.quantiser}) {
     Append(*field, &text);
   }
   Append(f.format_version, &text);

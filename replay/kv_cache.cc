@@ -116,9 +116,9 @@ absl::Status KvCache::ImportRows(uint32_t slot, uint64_t row_begin,
   }
   const uint64_t n = bytes.size() / row_bytes;
   if (layer.spec.window != 0 && n > layer.pages.size() * kPageTokens) {
-    return absl::OutOfRangeError(absl::StrFormat(
-        "import rows of slot %d: %d rows into a ring of %d", slot, n,
-        layer.pages.size() * kPageTokens));
+    return absl::OutOfRangeError(
+        absl::StrFormat("import rows of slot %d: %d rows into a ring of %d",
+                        slot, n, layer.pages.size() * kPageTokens));
   }
   Reserve(place.layer, row_begin + n);
   for (uint64_t i = 0; i < n; ++i) {
@@ -143,13 +143,12 @@ absl::Status KvCache::ExportRows(uint32_t slot, Rows rows,
   const Layer& layer = layers_[place.layer];
   const size_t row_bytes = layer.spec.shape.row_bytes();
   const uint64_t capacity = layer.pages.size() * kPageTokens;
-  const uint64_t oldest = layer.spec.window == 0 || layer.end < capacity
-                              ? 0
-                              : layer.end - capacity;
+  const uint64_t oldest =
+      layer.spec.window == 0 || layer.end < capacity ? 0 : layer.end - capacity;
   if (rows.begin > rows.end || rows.end > layer.end || rows.begin < oldest) {
-    return absl::OutOfRangeError(absl::StrFormat(
-        "export rows [%d, %d) of slot %d: [%d, %d) are held", rows.begin,
-        rows.end, slot, oldest, layer.end));
+    return absl::OutOfRangeError(
+        absl::StrFormat("export rows [%d, %d) of slot %d: [%d, %d) are held",
+                        rows.begin, rows.end, slot, oldest, layer.end));
   }
   if (out.size() != rows.size() * row_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(

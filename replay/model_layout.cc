@@ -59,9 +59,9 @@ absl::Status ValidateSlot(const ModelLayout& layout, const Slot& slot) {
   }
   for (const uint32_t reader : slot.reader_layers) {
     if (reader >= layout.n_layers || reader < slot.owner_layer) {
-      return Bad(slot, absl::StrFormat(
-                           "reader layer %d, wanted one of [%d, %d)", reader,
-                           slot.owner_layer, layout.n_layers));
+      return Bad(slot,
+                 absl::StrFormat("reader layer %d, wanted one of [%d, %d)",
+                                 reader, slot.owner_layer, layout.n_layers));
     }
   }
   if (slot.row_bytes == 0 || slot.row_bytes > kMaxRowBytes) {
@@ -215,9 +215,10 @@ LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
     if (slot.chunk > 0) chunks = std::lcm(chunks, uint64_t{slot.chunk});
   }
   const uint64_t cut = (far / chunks + 2) * chunks + chunks - 1;
-  const absl::StatusOr<ReplayPlan> plan = PlanReplay(
-      layout, {.resume_at = cut, .mode = ReplayMode::kExact,
-               .open_groups_stored = true});
+  const absl::StatusOr<ReplayPlan> plan =
+      PlanReplay(layout, {.resume_at = cut,
+                          .mode = ReplayMode::kExact,
+                          .open_groups_stored = true});
   if (plan.ok()) {
     figures.exact_tokens = plan->replay_tokens();
     figures.exact_token_layers = plan->token_layers;
@@ -253,8 +254,8 @@ uint32_t ChooseBlockSize(const ModelLayout& layout) {
     const uint64_t extra = 160 + layout.slots.size() * (48 + 32) + 4 * tokens;
     const uint64_t total = bytes + extra;
     const uint64_t pages = (total + kPage - 1) / kPage;
-    const double waste = static_cast<double>(pages * kPage - bytes) /
-                         static_cast<double>(bytes);
+    const double waste =
+        static_cast<double>(pages * kPage - bytes) / static_cast<double>(bytes);
     if (waste <= best_waste) {
       best_waste = waste;
       best = tokens;

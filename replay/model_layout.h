@@ -90,9 +90,9 @@ struct ModelLayout {
   uint32_t vocab_size = 0;
   std::vector<Slot> slots;
 
-  // kInvalidArgument names the slot or layer that cannot be; kFailedPrecondition
-  // for a recurrent state that is not snapshotted, since no replay of a bounded
-  // length rebuilds it.
+  // kInvalidArgument names the slot or layer that cannot be;
+  // kFailedPrecondition for a recurrent state that is not snapshotted, since no
+  // replay of a bounded length rebuilds it.
   [[nodiscard]] absl::Status Validate() const;
 
   // Slots with a row (or part of one) per token that persist, in order.

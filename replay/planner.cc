@@ -26,9 +26,9 @@ absl::Status CheckRequest(const ModelLayout& layout,
   }
   for (const TwoWaySpan& span : request.spans) {
     if (span.begin < cut && cut < span.end) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "cut at %d: inside the bidirectional span [%d, %d)", cut, span.begin,
-          span.end));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("cut at %d: inside the bidirectional span [%d, %d)",
+                          cut, span.begin, span.end));
     }
   }
   for (const Floor& floor : request.floors) {
@@ -232,10 +232,10 @@ absl::StatusOr<ReplayMode> ChooseMode(const ModelLayout& layout,
     TORPOR_ASSIGN_OR_RETURN(const ReplayPlan plan, PlanReplay(layout, asked));
     if (limits.max_replay_tokens != 0 &&
         plan.replay_tokens() > limits.max_replay_tokens) {
-      reasons.push_back(absl::StrFormat(
-          "%s replays %d tokens, the limit is %d",
-          std::string(ReplayModeName(mode)), plan.replay_tokens(),
-          limits.max_replay_tokens));
+      reasons.push_back(absl::StrFormat("%s replays %d tokens, the limit is %d",
+                                        std::string(ReplayModeName(mode)),
+                                        plan.replay_tokens(),
+                                        limits.max_replay_tokens));
       continue;
     }
     if (!plan.exact && limits.max_error > 0 && !limits.has_witness) {
@@ -252,9 +252,9 @@ absl::StatusOr<ReplayMode> ChooseMode(const ModelLayout& layout,
     reasons.push_back("cold is not allowed");
   }
   if (candidates.empty()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "no replay mode keeps within the limits: %s",
-        absl::StrJoin(reasons, "; ")));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("no replay mode keeps within the limits: %s",
+                        absl::StrJoin(reasons, "; ")));
   }
   return std::min_element(candidates.begin(), candidates.end(),
                           [](const Candidate& a, const Candidate& b) {

@@ -50,9 +50,9 @@ class CpuReplayer final : public Replayer {
     TORPOR_RETURN_IF_ERROR(Run(jobs, sequences, cancelled, &results));
     for (size_t i = 0; i < jobs.size(); ++i) {
       std::vector<float> logits = std::move(results[i].window.logits);
-      TORPOR_ASSIGN_OR_RETURN(
-          results[i].window, ExportWindow(model_->layout(), *sequences[i],
-                                          jobs[i].plan->resume_at));
+      TORPOR_ASSIGN_OR_RETURN(results[i].window,
+                              ExportWindow(model_->layout(), *sequences[i],
+                                           jobs[i].plan->resume_at));
       results[i].window.logits = std::move(logits);
     }
     return results;
@@ -158,8 +158,8 @@ absl::StatusOr<WindowState> ExportWindow(const ModelLayout& layout,
   for (SlotRows& rows : window.slots) {
     rows.bytes.resize((rows.end - rows.first) *
                       layout.slots[rows.slot].row_bytes);
-    TORPOR_RETURN_IF_ERROR(sequence.ExportRows(
-        rows.slot, {rows.first, rows.end}, rows.bytes));
+    TORPOR_RETURN_IF_ERROR(
+        sequence.ExportRows(rows.slot, {rows.first, rows.end}, rows.bytes));
   }
   return window;
 }

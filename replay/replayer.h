@@ -101,11 +101,9 @@ absl::Status ImportWindow(const WindowState& window, Sequence* sequence);
 
 // Copies the compact rows of [0, n_tokens) into a sequence, slot by slot.
 // Returns the bytes read.
-absl::StatusOr<uint64_t> LoadCompactRows(const ModelLayout& layout,
-                                         uint64_t n_tokens,
-                                         CompactKvReader* reader,
-                                         Sequence* sequence,
-                                         const std::function<bool()>& cancelled);
+absl::StatusOr<uint64_t> LoadCompactRows(
+    const ModelLayout& layout, uint64_t n_tokens, CompactKvReader* reader,
+    Sequence* sequence, const std::function<bool()>& cancelled);
 
 }  // namespace torpor::replay
 

@@ -84,8 +84,7 @@ RowRun RowBatch::Logits(size_t s) const {
   return From(s, segments_[s].logits_begin);
 }
 
-std::vector<kernels::KeyRange> RowBatch::Keys(const RowRun& run,
-                                              uint32_t layer,
+std::vector<kernels::KeyRange> RowBatch::Keys(const RowRun& run, uint32_t layer,
                                               uint64_t window) const {
   const Segment& segment = segments_[run.segment];
   std::vector<kernels::KeyRange> keys;
@@ -108,8 +107,7 @@ std::vector<kernels::KeyRange> RowBatch::Keys(const RowRun& run,
         }
       }
     }
-    keys.push_back(
-        {static_cast<int64_t>(begin), static_cast<int64_t>(end)});
+    keys.push_back({static_cast<int64_t>(begin), static_cast<int64_t>(end)});
   }
   return keys;
 }

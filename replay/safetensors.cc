@@ -154,8 +154,7 @@ absl::Status SafetensorsFile::ReadHeader(const std::string& path) {
     }
     TORPOR_ASSIGN_OR_RETURN(TensorView view,
                             ReadTensor(path, name, entry, data));
-    const auto begin =
-        static_cast<uint64_t>(view.bytes.data() - data.data());
+    const auto begin = static_cast<uint64_t>(view.bytes.data() - data.data());
     ranges.emplace_back(begin, begin + view.bytes.size());
     tensors_.emplace(name, std::move(view));
   }
@@ -186,9 +185,9 @@ absl::StatusOr<ModelTensors> ModelTensors::Open(const std::string& directory) {
       // A shard is a file of this directory, nothing else.
       if (!shard.is_string() ||
           shard.get<std::string>().find('/') != std::string::npos) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: tensor '%s' stands in %s, wanted a file name", index_path,
-            name, shard.dump()));
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s: tensor '%s' stands in %s, wanted a file name",
+                            index_path, name, shard.dump()));
       }
       wanted[name] = shard.get<std::string>();
       shards.insert(wanted[name]);
@@ -210,8 +209,8 @@ absl::StatusOr<ModelTensors> ModelTensors::Open(const std::string& directory) {
   }
   for (const auto& [name, shard] : wanted) {
     if (!model.tensors_.contains(name)) {
-      return absl::NotFoundError(absl::StrFormat(
-          "%s: tensor '%s' is not in %s", index_path, name, shard));
+      return absl::NotFoundError(absl::StrFormat("%s: tensor '%s' is not in %s",
+                                                 index_path, name, shard));
     }
   }
   return model;
@@ -230,8 +229,7 @@ std::string DigestTensors(const std::map<std::string, TensorView>& tensors) {
   WeightsDigest digest;
   for (const auto& [name, view] : tensors) {
     digest.Update(absl::StrFormat("%d:%s %s [%s] ", name.size(), name,
-                                  view.dtype,
-                                  absl::StrJoin(view.shape, ",")));
+                                  view.dtype, absl::StrJoin(view.shape, ",")));
     digest.Update(AsText(view.bytes));
   }
   return digest.Finish();
@@ -266,13 +264,13 @@ absl::Status WriteSafetensors(
     for (const TensorToWrite& t : tensors) out << AsText(t.bytes);
     out.flush();
     if (!out) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "write %s: %s", temporary, std::strerror(errno)));
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("write %s: %s", temporary, std::strerror(errno)));
     }
   }
   if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::InternalError(absl::StrFormat(
-        "rename to %s: %s", path, std::strerror(errno)));
+    return absl::InternalError(
+        absl::StrFormat("rename to %s: %s", path, std::strerror(errno)));
   }
   return absl::OkStatus();
 }

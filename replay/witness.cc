@@ -33,9 +33,9 @@ std::vector<uint8_t> RowAt(const ModelLayout& layout,
   std::vector<uint8_t> row;
   for (const SlotRows* rows : slots) {
     const uint64_t row_bytes = layout.slots[rows->slot].row_bytes;
-    const auto from = rows->bytes.begin() +
-                      static_cast<ptrdiff_t>((position - rows->first) *
-                                             row_bytes);
+    const auto from =
+        rows->bytes.begin() +
+        static_cast<ptrdiff_t>((position - rows->first) * row_bytes);
     row.insert(row.end(), from, from + static_cast<ptrdiff_t>(row_bytes));
   }
   return row;
@@ -59,8 +59,8 @@ std::vector<float> Values(const std::string& format,
   std::vector<float> out;
   if (format == "bf16") {
     for (size_t i = 0; i + 1 < row.size(); i += 2) {
-      out.push_back(kernels::ToFloat(
-          {static_cast<uint16_t>(row[i] | row[i + 1] << 8)}));
+      out.push_back(
+          kernels::ToFloat({static_cast<uint16_t>(row[i] | row[i + 1] << 8)}));
     }
   } else if (format == "f32") {
     for (size_t i = 0; i + 3 < row.size(); i += 4) {
@@ -168,14 +168,14 @@ absl::StatusOr<WitnessReport> CompareWithWitness(const ModelLayout& layout,
       if (row.position < slots.front()->first ||
           row.position >= slots.front()->end) {
         return absl::InvalidArgumentError(absl::StrFormat(
-            "witness: row %d of layer %d lies outside the window",
-            row.position, wanted.layer));
+            "witness: row %d of layer %d lies outside the window", row.position,
+            wanted.layer));
       }
       const std::vector<uint8_t> got = RowAt(layout, slots, row.position);
       if (got.size() != row.bytes.size()) {
         return absl::InvalidArgumentError(absl::StrFormat(
-            "witness: row %d of layer %d has %d bytes, wanted %d",
-            row.position, wanted.layer, row.bytes.size(), got.size()));
+            "witness: row %d of layer %d has %d bytes, wanted %d", row.position,
+            wanted.layer, row.bytes.size(), got.size()));
       }
       const std::string& format = layout.slots[slots.front()->slot].format;
       sum.Add(Values(format, got), Values(format, row.bytes));

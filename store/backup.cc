@@ -31,8 +31,8 @@ absl::Status RequireEmpty(const std::string& directory) {
   }
   closedir(dir);
   if (empty) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "backup into %s: the directory is not empty", directory));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("backup into %s: the directory is not empty", directory));
 }
 
 class BackupWriter {
@@ -48,8 +48,8 @@ class BackupWriter {
     {
       TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                               core_->env->BeginRead());
-      for (auto& [table, out] :
-           {std::pair{Table::kMeta, &meta}, std::pair{Table::kModels, &models}}) {
+      for (auto& [table, out] : {std::pair{Table::kMeta, &meta},
+                                 std::pair{Table::kModels, &models}}) {
         TORPOR_RETURN_IF_ERROR(txn->Scan(table, "", [&](const Entry& entry) {
           out->emplace_back(entry.key, AsString(entry.value));
           return true;
@@ -141,10 +141,10 @@ class BackupWriter {
     TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<WriteTxn> txn,
                             target_->BeginWrite());
     for (uint32_t part = 0; part < PartCount(header.record_bytes); ++part) {
-      TORPOR_RETURN_IF_ERROR(txn->Put(
-          Table::kParts, PartKey(number, part),
-          record.span().subspan(size_t{part} * kPartBytes,
-                                PartSize(header.record_bytes, part))));
+      TORPOR_RETURN_IF_ERROR(
+          txn->Put(Table::kParts, PartKey(number, part),
+                   record.span().subspan(size_t{part} * kPartBytes,
+                                         PartSize(header.record_bytes, part))));
     }
     TORPOR_RETURN_IF_ERROR(PublishRecord(*txn, number, entry));
     TORPOR_RETURN_IF_ERROR(txn->Commit());

@@ -61,9 +61,9 @@ absl::Status DropRef(WriteTxn& txn, RecordNumber number) {
         absl::StrFormat("record %d: dropping a name it does not have", number));
   }
   if (--entry.refs == 0) {
-    TORPOR_RETURN_IF_ERROR(txn.Put(
-        Table::kTrash, RecordKey(number),
-        AsBytes(ExtentValue({entry.tenant, entry.record_bytes}))));
+    TORPOR_RETURN_IF_ERROR(
+        txn.Put(Table::kTrash, RecordKey(number),
+                AsBytes(ExtentValue({entry.tenant, entry.record_bytes}))));
   }
   return PutRecord(txn, number, entry);
 }
@@ -75,9 +75,8 @@ absl::Status DropChainKeys(WriteTxn& txn, RecordNumber number,
     return absl::OkStatus();
   }
   TORPOR_RETURN_IF_ERROR(
-      txn.Delete(Table::kChain,
-                 ChainKey(entry.tenant, entry.parent_chain,
-                          ChainRelation::kContinues, number))
+      txn.Delete(Table::kChain, ChainKey(entry.tenant, entry.parent_chain,
+                                         ChainRelation::kContinues, number))
           .status());
   if (!entry.full) return absl::OkStatus();
   TORPOR_RETURN_IF_ERROR(
@@ -102,8 +101,8 @@ absl::Status NotTheVersion(const SessionKey& session, uint64_t expected,
 
 absl::StatusOr<std::optional<SessionManifest>> FindSession(
     const ReadView& view, const SessionKey& session) {
-  TORPOR_ASSIGN_OR_RETURN(
-      const auto value, view.Get(Table::kSessions, SessionTableKey(session)));
+  TORPOR_ASSIGN_OR_RETURN(const auto value,
+                          view.Get(Table::kSessions, SessionTableKey(session)));
   if (!value.has_value()) return std::nullopt;
   absl::StatusOr<SessionManifest> manifest = DecodeManifest(*value);
   if (!manifest.ok()) {
@@ -207,11 +206,10 @@ absl::Status PublishRecord(WriteTxn& txn, RecordNumber number,
   if (entry.kind != RecordKind::kBlock || entry.n_tokens == 0) {
     return absl::OkStatus();
   }
-  TORPOR_RETURN_IF_ERROR(txn.Put(
-      Table::kChain,
-      ChainKey(entry.tenant, entry.parent_chain, ChainRelation::kContinues,
-               number),
-      {}));
+  TORPOR_RETURN_IF_ERROR(txn.Put(Table::kChain,
+                                 ChainKey(entry.tenant, entry.parent_chain,
+                                          ChainRelation::kContinues, number),
+                                 {}));
   if (!entry.full) return absl::OkStatus();
   TORPOR_RETURN_IF_ERROR(txn.Put(
       Table::kChain,
@@ -324,8 +322,8 @@ absl::StatusOr<std::vector<ChainLink>> WalkChain(const ReadView& view,
                      .record_bytes = entry.record_bytes,
                      .quarantined = entry.quarantined});
     if (links.size() > view.Count(Table::kRecords)) {
-      return absl::DataLossError(absl::StrFormat(
-          "record %d: its chain of parents never ends", tip));
+      return absl::DataLossError(
+          absl::StrFormat("record %d: its chain of parents never ends", tip));
     }
     number = entry.parent;
   }
@@ -368,8 +366,8 @@ absl::StatusOr<Reaped> ReapRecord(WriteTxn& txn, RecordNumber number) {
 absl::StatusOr<RecordNumber> DrawRecordNumbers(WriteTxn& txn, uint64_t count) {
   TORPOR_ASSIGN_OR_RETURN(const RecordNumber next,
                           GetU64(txn, Table::kMeta, kMetaNextRecord, 1));
-  TORPOR_RETURN_IF_ERROR(txn.Put(Table::kMeta, kMetaNextRecord,
-                                 AsBytes(U64Value(next + count))));
+  TORPOR_RETURN_IF_ERROR(
+      txn.Put(Table::kMeta, kMetaNextRecord, AsBytes(U64Value(next + count))));
   return next;
 }
 

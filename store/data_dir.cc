@@ -83,9 +83,8 @@ absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Acquire(
                                            : std::strerror(errno)));
   }
   const std::string text = HolderText();
-  if (ftruncate(fd, 0) != 0 ||
-      pwrite(fd, text.data(), text.size(), 0) !=
-          static_cast<ssize_t>(text.size())) {
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) !=
+                                   static_cast<ssize_t>(text.size())) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("write %s: %s", lock_path, std::strerror(errno)));
   }

@@ -23,8 +23,8 @@ namespace torpor::store {
 namespace {
 
 constexpr std::array<const char*, kTableCount> kTableNames = {
-    "meta",    "sessions", "records", "parts",      "blocks",
-    "chain",   "staging",  "trash",   "tombstones", "models"};
+    "meta",  "sessions", "records", "parts",      "blocks",
+    "chain", "staging",  "trash",   "tombstones", "models"};
 
 // Read transactions are short, but a few hundred may run at once.
 constexpr unsigned kMaxReaders = 1024;
@@ -73,9 +73,8 @@ std::span<const uint8_t> ToSpan(const MDB_val& v) {
 absl::Status SyncDirectory(const std::filesystem::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
-    return absl::InternalError(
-        absl::StrFormat("open directory %s: %s", path.string(),
-                        std::strerror(errno)));
+    return absl::InternalError(absl::StrFormat(
+        "open directory %s: %s", path.string(), std::strerror(errno)));
   }
   const int rc = fsync(fd);
   const int saved = errno;
@@ -117,9 +116,9 @@ absl::Status RestoreLength(const std::string& path, uint64_t used_bytes) {
   }
   if (static_cast<uint64_t>(st.st_size) >= used_bytes) return absl::OkStatus();
   if (truncate(path.c_str(), static_cast<off_t>(used_bytes)) != 0) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s has %d bytes, wanted %d, and cannot be grown: %s", path, st.st_size,
-        used_bytes, std::strerror(errno)));
+    return absl::DataLossError(
+        absl::StrFormat("%s has %d bytes, wanted %d, and cannot be grown: %s",
+                        path, st.st_size, used_bytes, std::strerror(errno)));
   }
   return absl::OkStatus();
 }
@@ -143,8 +142,7 @@ absl::StatusOr<std::optional<std::span<const uint8_t>>> ReadView::Get(
     Table table, std::string_view key) const {
   MDB_val k = ToVal(key);
   MDB_val v;
-  const int rc =
-      mdb_get(txn_, env_->dbi_[static_cast<size_t>(table)], &k, &v);
+  const int rc = mdb_get(txn_, env_->dbi_[static_cast<size_t>(table)], &k, &v);
   if (rc == MDB_NOTFOUND) return std::nullopt;
   if (rc != 0) {
     return LmdbError(absl::StrFormat("get from table %s",
@@ -160,8 +158,8 @@ absl::Status ReadView::Scan(
   const std::string what = absl::StrFormat(
       "scan of table %s", kTableNames[static_cast<size_t>(table)]);
   MDB_cursor* raw = nullptr;
-  if (const int rc = mdb_cursor_open(
-          txn_, env_->dbi_[static_cast<size_t>(table)], &raw);
+  if (const int rc =
+          mdb_cursor_open(txn_, env_->dbi_[static_cast<size_t>(table)], &raw);
       rc != 0) {
     return LmdbError(what, rc);
   }
@@ -169,10 +167,11 @@ absl::Status ReadView::Scan(
       raw, &mdb_cursor_close);
   MDB_val k = ToVal(from);
   MDB_val v;
-  int rc = mdb_cursor_get(raw, &k, &v, from.empty() ? MDB_FIRST : MDB_SET_RANGE);
+  int rc =
+      mdb_cursor_get(raw, &k, &v, from.empty() ? MDB_FIRST : MDB_SET_RANGE);
   for (; rc == 0; rc = mdb_cursor_get(raw, &k, &v, MDB_NEXT)) {
-    const Entry entry{
-        {static_cast<const char*>(k.mv_data), k.mv_size}, ToSpan(v)};
+    const Entry entry{{static_cast<const char*>(k.mv_data), k.mv_size},
+                      ToSpan(v)};
     if (!visit(entry)) return absl::OkStatus();
   }
   return rc == MDB_NOTFOUND ? absl::OkStatus() : LmdbError(what, rc);
@@ -180,8 +179,7 @@ absl::Status ReadView::Scan(
 
 uint64_t ReadView::Count(Table table) const {
   MDB_stat stat;
-  const int rc =
-      mdb_stat(txn_, env_->dbi_[static_cast<size_t>(table)], &stat);
+  const int rc = mdb_stat(txn_, env_->dbi_[static_cast<size_t>(table)], &stat);
   return rc == 0 ? stat.ms_entries : 0;
 }
 
@@ -201,10 +199,10 @@ absl::Status WriteTxn::Put(Table table, std::string_view key,
   const int rc =
       mdb_put(txn_, env_->dbi_[static_cast<size_t>(table)], &k, &v, 0);
   if (rc == 0) return absl::OkStatus();
-  return LmdbError(absl::StrFormat("put of %d bytes into table %s",
-                                   value.size(),
-                                   kTableNames[static_cast<size_t>(table)]),
-                   rc);
+  return LmdbError(
+      absl::StrFormat("put of %d bytes into table %s", value.size(),
+                      kTableNames[static_cast<size_t>(table)]),
+      rc);
 }
 
 absl::StatusOr<std::span<uint8_t>> WriteTxn::Reserve(Table table,
@@ -288,8 +286,8 @@ absl::StatusOr<std::unique_ptr<Env>> Env::Open(const EnvOptions& options) {
     if (rc != 0) return LmdbError(what, rc);
   }
   mdb_reader_check(env->env_, nullptr);
-  TORPOR_RETURN_IF_ERROR(RestoreLength(options.directory + "/data.mdb",
-                                       env->Info().used_bytes));
+  TORPOR_RETURN_IF_ERROR(
+      RestoreLength(options.directory + "/data.mdb", env->Info().used_bytes));
 
   MDB_txn* txn = nullptr;
   if (const int rc = mdb_txn_begin(env->env_, nullptr, 0, &txn); rc != 0) {
@@ -308,9 +306,9 @@ absl::StatusOr<std::unique_ptr<Env>> Env::Open(const EnvOptions& options) {
   const std::filesystem::path dir =
       std::filesystem::absolute(options.directory).lexically_normal();
   TORPOR_RETURN_IF_ERROR(SyncDirectory(dir));
-  TORPOR_RETURN_IF_ERROR(SyncDirectory(
-      dir.has_filename() ? dir.parent_path()
-                         : dir.parent_path().parent_path()));
+  TORPOR_RETURN_IF_ERROR(SyncDirectory(dir.has_filename()
+                                           ? dir.parent_path()
+                                           : dir.parent_path().parent_path()));
   return env;
 }
 

@@ -108,9 +108,9 @@ absl::Status LmdbLease::TakeChain(const ReadView& view, RecordNumber tip) {
   uint64_t pos = 0;
   for (const ChainLink& link : links_) {
     if (link.first_pos != pos) {
-      return absl::DataLossError(absl::StrFormat(
-          "record %d: begins at token %d, wanted %d", link.number,
-          link.first_pos, pos));
+      return absl::DataLossError(
+          absl::StrFormat("record %d: begins at token %d, wanted %d",
+                          link.number, link.first_pos, pos));
     }
     pos = link.end_pos();
     if (link.quarantined) {
@@ -165,8 +165,7 @@ absl::StatusOr<std::vector<uint8_t>> LmdbLease::ReadWhole(
 
 absl::Status LmdbLease::ReadSectionRows(const RecordHeader& header,
                                         const SectionEntry& section,
-                                        RowRange rows,
-                                        std::span<uint8_t> out) {
+                                        RowRange rows, std::span<uint8_t> out) {
   absl::Status status;
   if (rows.size() == section.n_rows) {
     status = core_->reader.ReadSection(header, section, out);
@@ -186,9 +185,8 @@ absl::Status LmdbLease::ReadSectionRows(const RecordHeader& header,
 
 absl::StatusOr<TokenRun> LmdbLease::ReadTokens(uint64_t begin, uint64_t end) {
   if (begin > end || end > info_.n_tokens) {
-    return absl::OutOfRangeError(
-        absl::StrFormat("tokens [%d, %d): the session has %d", begin, end,
-                        info_.n_tokens));
+    return absl::OutOfRangeError(absl::StrFormat(
+        "tokens [%d, %d): the session has %d", begin, end, info_.n_tokens));
   }
   TokenRun out;
   out.ids.reserve(end - begin);
@@ -220,9 +218,8 @@ absl::StatusOr<TokenRun> LmdbLease::ReadTokens(uint64_t begin, uint64_t end) {
     }
   }
   if (out.ids.size() != end - begin) {
-    return absl::DataLossError(
-        absl::StrFormat("tokens [%d, %d): %d are stored", begin, end,
-                        out.ids.size()));
+    return absl::DataLossError(absl::StrFormat("tokens [%d, %d): %d are stored",
+                                               begin, end, out.ids.size()));
   }
   return out;
 }
@@ -276,9 +273,9 @@ absl::Status LmdbLease::ReadRows(uint32_t slot, RowRange rows,
     row = to;
   }
   if (row != rows.end) {
-    return absl::DataLossError(absl::StrFormat(
-        "slot %d rows [%d, %d): rows from %d on are not stored", slot,
-        rows.begin, rows.end, row));
+    return absl::DataLossError(
+        absl::StrFormat("slot %d rows [%d, %d): rows from %d on are not stored",
+                        slot, rows.begin, rows.end, row));
   }
   return absl::OkStatus();
 }
@@ -305,8 +302,7 @@ absl::Status LmdbLease::ReadSnapshot(uint32_t id, RowRange rows,
   bool found = false;
   for (const ChainLink& link : links) {
     TORPOR_ASSIGN_OR_RETURN(const auto header, Header(link.number));
-    const SectionEntry* section =
-        header->Find(SectionKind::kSnapshotRows, id);
+    const SectionEntry* section = header->Find(SectionKind::kSnapshotRows, id);
     found = found || section != nullptr;
     if (section == nullptr || row == rows.end) continue;
     const uint64_t end = section->first_row + section->n_rows;
@@ -337,9 +333,9 @@ absl::StatusOr<std::vector<AttachmentSection>> LmdbLease::ReadAttachment(
   TORPOR_ASSIGN_OR_RETURN(const std::vector<ChainLink> links,
                           AttachmentLinks(kind));
   if (links.empty()) {
-    return absl::NotFoundError(absl::StrFormat(
-        "session '%s': has no attachment of kind %d", info_.key.id,
-        static_cast<int>(kind)));
+    return absl::NotFoundError(
+        absl::StrFormat("session '%s': has no attachment of kind %d",
+                        info_.key.id, static_cast<int>(kind)));
   }
   std::vector<AttachmentSection> sections;
   for (const ChainLink& link : links) {
@@ -385,9 +381,9 @@ absl::StatusOr<std::vector<Floor>> LmdbLease::Floors(uint64_t begin,
 
 absl::Status LmdbLease::CheckCut(uint64_t at) {
   if (at > info_.n_tokens) {
-    return absl::OutOfRangeError(absl::StrFormat(
-        "cut at %d: session '%s' has %d tokens", at, info_.key.id,
-        info_.n_tokens));
+    return absl::OutOfRangeError(
+        absl::StrFormat("cut at %d: session '%s' has %d tokens", at,
+                        info_.key.id, info_.n_tokens));
   }
   if (at == 0) return absl::OkStatus();
   TORPOR_ASSIGN_OR_RETURN(const TokenRun last, ReadTokens(at - 1, at));

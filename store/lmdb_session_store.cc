@@ -53,9 +53,8 @@ absl::StatusOr<PrefixHit> PrefixHitOf(StoreCore* core,
                                       const RecordLayout& layout,
                                       RecordNumber tip, uint64_t hit_len) {
   while (hit_len > 0) {
-    TORPOR_ASSIGN_OR_RETURN(
-        std::unique_ptr<LmdbLease> lease,
-        LmdbLease::OfChain(core, layout, tip, hit_len));
+    TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<LmdbLease> lease,
+                            LmdbLease::OfChain(core, layout, tip, hit_len));
     // Freed under our eyes: as if it had never been there.
     if (lease == nullptr) break;
     TORPOR_ASSIGN_OR_RETURN(const TokenRun last,
@@ -288,9 +287,9 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Fork(const ForkSpec& spec) {
           TORPOR_RETURN_IF_ERROR(RequireAbsent(txn, spec.target.session));
           TORPOR_ASSIGN_OR_RETURN(manifest.version, FirstVersion(txn));
         } else {
-          TORPOR_ASSIGN_OR_RETURN(
-              replaced, RequireVersion(txn, spec.target.session,
-                                       spec.target.expected_version));
+          TORPOR_ASSIGN_OR_RETURN(replaced,
+                                  RequireVersion(txn, spec.target.session,
+                                                 spec.target.expected_version));
           manifest.version = replaced->version + 1;
           manifest.operations = replaced->operations;
           manifest.created_at_us = replaced->created_at_us;
@@ -414,11 +413,10 @@ LmdbSessionStore::Models() {
   std::vector<std::pair<std::string, std::string>> models;
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core_->env->BeginRead());
-  TORPOR_RETURN_IF_ERROR(
-      txn->Scan(Table::kModels, "", [&](const Entry& entry) {
-        models.emplace_back(entry.key, AsString(entry.value));
-        return true;
-      }));
+  TORPOR_RETURN_IF_ERROR(txn->Scan(Table::kModels, "", [&](const Entry& entry) {
+    models.emplace_back(entry.key, AsString(entry.value));
+    return true;
+  }));
   return models;
 }
 

@@ -67,8 +67,7 @@ class LmdbSessionStore final : public SessionStore {
                                      uint64_t at) override;
   absl::StatusOr<uint64_t> Erase(const MutateSpec& spec) override;
   absl::StatusOr<SessionInfo> Touch(const TouchSpec& spec) override;
-  absl::Status PutModel(std::string_view name,
-                        std::string_view value) override;
+  absl::Status PutModel(std::string_view name, std::string_view value) override;
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Models()
       override;
   absl::StatusOr<bool> Maintain() override;

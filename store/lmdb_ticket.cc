@@ -148,8 +148,8 @@ absl::StatusOr<SuspendBase> LmdbTicket::ReadBase(const TenantSecret& secret) {
   base.parent_chain = ChainRoot(secret, spec_.layout.fingerprint);
   if (spec_.expected_version == 0) return base;
 
-  TORPOR_ASSIGN_OR_RETURN(
-      base_, LmdbLease::OfSession(core_, spec_.session, spec_.expected_version));
+  TORPOR_ASSIGN_OR_RETURN(base_, LmdbLease::OfSession(core_, spec_.session,
+                                                      spec_.expected_version));
   const SessionManifest& manifest = *base_->manifest();
   if (manifest.fingerprint != spec_.layout.fingerprint) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -298,8 +298,7 @@ absl::Status LmdbTicket::CheckAliveLocked() const {
   return error_;
 }
 
-absl::Status LmdbTicket::CheckPiece(const RowPiece& piece,
-                                    size_t bytes) const {
+absl::Status LmdbTicket::CheckPiece(const RowPiece& piece, size_t bytes) const {
   RowRange all;
   uint64_t row_bytes = 0;
   if (piece.snapshot) {
@@ -353,8 +352,7 @@ std::vector<LmdbTicket::Target> LmdbTicket::Locate(
   uint64_t row = piece.row_begin;
   const uint64_t row_end = piece.row_begin + piece.n_rows;
   if (!piece.snapshot && n_blocks_ > 0) {
-    const uint64_t token =
-        row * spec_.layout.slots[piece.slot].tokens_per_row;
+    const uint64_t token = row * spec_.layout.slots[piece.slot].tokens_per_row;
     i = (token - records_[0]->planned.header.first_pos) /
         spec_.layout.block_size;
   }
@@ -469,8 +467,7 @@ absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
                                    std::span<const uint8_t> bytes,
                                    const std::function<bool()>& give_up) {
   Record& record = *records_[target.record];
-  const SectionEntry& section =
-      record.planned.header.sections[target.section];
+  const SectionEntry& section = record.planned.header.sections[target.section];
   {
     MutexLock lock(&mu_);
     if (record.stage >= Stage::kComplete) return absl::OkStatus();
@@ -679,8 +676,7 @@ absl::Status LmdbTicket::AddAttachments(std::vector<Attachment> attachments) {
     record->stage = Stage::kComplete;
     page_bytes += RecordPageBytes(header.record_bytes);
     records_.push_back(std::move(record));
-    attachments_.push_back(
-        {attachment.kind, begin, records_.size(), bytes});
+    attachments_.push_back({attachment.kind, begin, records_.size(), bytes});
   }
   if (page_bytes == 0) return absl::OkStatus();
   TORPOR_RETURN_IF_ERROR(core_->Admit(spec_.session.tenant, page_bytes));
@@ -774,9 +770,9 @@ absl::Status LmdbTicket::PublishAttachments(WriteTxn& txn,
       if (record.stage != Stage::kWritten) {
         TORPOR_RETURN_IF_ERROR(WriteParts(txn, h.number, record.buffer.span()));
       }
-      TORPOR_RETURN_IF_ERROR(PublishRecord(
-          txn, h.number,
-          EntryOf(record.planned, ref.record, h.payload_digest)));
+      TORPOR_RETURN_IF_ERROR(
+          PublishRecord(txn, h.number,
+                        EntryOf(record.planned, ref.record, h.payload_digest)));
       ref.record = h.number;
       ref.page_bytes += StoredBytes(h.record_bytes);
     }

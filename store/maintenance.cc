@@ -82,23 +82,21 @@ absl::Status CountLive(StoreCore* core) {
       }));
   // Trash that never had an entry still occupies pages.
   absl::Status status;
-  TORPOR_RETURN_IF_ERROR(
-      txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
-        const auto extent = DecodeExtent(entry.value);
-        const auto known = txn->Get(Table::kRecords, entry.key);
-        if (extent.ok() && known.ok() && !known->has_value()) {
-          core->budget.AddLive(extent->tenant,
-                               RecordPageBytes(extent->record_bytes), 0);
-        }
-        return true;
-      }));
+  TORPOR_RETURN_IF_ERROR(txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
+    const auto extent = DecodeExtent(entry.value);
+    const auto known = txn->Get(Table::kRecords, entry.key);
+    if (extent.ok() && known.ok() && !known->has_value()) {
+      core->budget.AddLive(extent->tenant,
+                           RecordPageBytes(extent->record_bytes), 0);
+    }
+    return true;
+  }));
   return txn->Scan(Table::kSessions, "", [&](const Entry& entry) {
     const absl::StatusOr<SessionManifest> manifest =
         DecodeManifest(entry.value);
     if (!manifest.ok()) return true;
-    const SessionKey session{
-        LoadBigEndian<uint32_t>(entry.key),
-        std::string(entry.key.substr(sizeof(uint32_t)))};
+    const SessionKey session{LoadBigEndian<uint32_t>(entry.key),
+                             std::string(entry.key.substr(sizeof(uint32_t)))};
     core->Track(session, *manifest);
     if (manifest->session_class == SessionClass::kCache) {
       core->last_use.Set(session, manifest->updated_at_us);
@@ -226,8 +224,7 @@ absl::StatusOr<size_t> StoreCore::Reap(size_t limit) {
               return numbers.size() < limit;
             }));
         for (const RecordNumber number : numbers) {
-          TORPOR_ASSIGN_OR_RETURN(const Reaped reaped,
-                                  ReapRecord(txn, number));
+          TORPOR_ASSIGN_OR_RETURN(const Reaped reaped, ReapRecord(txn, number));
           freed.push_back(reaped);
         }
         // Nothing to do: no commit, no flush.

@@ -112,8 +112,7 @@ struct Core {
   uint64_t open_tickets ABSL_GUARDED_BY(mu) = 0;
   uint64_t open_leases ABSL_GUARDED_BY(mu) = 0;
 
-  Session* FindLocked(const SessionKey& key)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+  Session* FindLocked(const SessionKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     const auto it = sessions.find(key);
     if (it == sessions.end()) return nullptr;
     const SessionInfo& info = it->second.info;
@@ -202,8 +201,8 @@ class MemoryLease final : public SessionLease {
       AttachmentKind kind) override {
     const auto it = session_.attachments.find(kind);
     if (it == session_.attachments.end()) {
-      return absl::NotFoundError(absl::StrFormat(
-          "no attachment of kind %d", static_cast<int>(kind)));
+      return absl::NotFoundError(
+          absl::StrFormat("no attachment of kind %d", static_cast<int>(kind)));
     }
     return it->second;
   }
@@ -226,8 +225,7 @@ class MemoryLease final : public SessionLease {
                            uint64_t first_row, RowRange rows,
                            std::span<uint8_t> out) {
     const uint64_t end_row = first_row + bytes.size() / row_bytes;
-    if (rows.begin > rows.end || rows.begin < first_row ||
-        rows.end > end_row) {
+    if (rows.begin > rows.end || rows.begin < first_row || rows.end > end_row) {
       return absl::OutOfRangeError(
           absl::StrFormat("rows [%d, %d): there are [%d, %d)", rows.begin,
                           rows.end, first_row, end_row));
@@ -237,9 +235,8 @@ class MemoryLease final : public SessionLease {
           absl::StrFormat("rows: got a buffer of %d bytes, wanted %d",
                           out.size(), rows.size() * row_bytes));
     }
-    const auto from = bytes.begin() +
-                      static_cast<ptrdiff_t>((rows.begin - first_row) *
-                                             row_bytes);
+    const auto from = bytes.begin() + static_cast<ptrdiff_t>(
+                                          (rows.begin - first_row) * row_bytes);
     std::copy_n(from, out.size(), out.begin());
     return absl::OkStatus();
   }
@@ -252,8 +249,7 @@ class MemoryTicket final : public SuspendTicket {
  public:
   MemoryTicket(Core* core, SuspendSpec spec, Session base)
       : core_(core), spec_(std::move(spec)), next_(std::move(base)) {
-    rows_kept_ =
-        std::min({spec_.tokens_kept, next_.info.kv_len, spec_.kv_len});
+    rows_kept_ = std::min({spec_.tokens_kept, next_.info.kv_len, spec_.kv_len});
     for (const SlotSpec& slot : spec_.layout.slots) {
       wanted_.push_back({RowsOf(slot, rows_kept_), RowsOf(slot, spec_.kv_len)});
       incoming_.emplace_back(wanted_.back().size() * slot.row_bytes);
@@ -297,8 +293,7 @@ class MemoryTicket final : public SuspendTicket {
       seen = &seen_snapshot_[i];
     }
     if (out == nullptr || piece.n_rows == 0 || piece.row_begin < all.begin ||
-        piece.row_begin > all.end ||
-        piece.n_rows > all.end - piece.row_begin) {
+        piece.row_begin > all.end || piece.n_rows > all.end - piece.row_begin) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "%d rows from %d of slot %d: wanted some of [%d, %d)", piece.n_rows,
           piece.row_begin, piece.slot, all.begin, all.end));
@@ -306,9 +301,8 @@ class MemoryTicket final : public SuspendTicket {
     if ((piece.n_shards != 1 && piece.n_shards != spec_.n_shards) ||
         piece.shard >= piece.n_shards || row_bytes % piece.n_shards != 0 ||
         bytes.size() != piece.n_rows * (row_bytes / piece.n_shards)) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("rows of slot %d: impossible shard or size",
-                          piece.slot));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "rows of slot %d: impossible shard or size", piece.slot));
     }
     if (Xxh3(bytes) != piece.checksum) {
       return absl::DataLossError(
@@ -389,9 +383,8 @@ class MemoryTicket final : public SuspendTicket {
     for (const ExtraKeySpan& span : spec_.new_tokens.spans) {
       AppendSpan(span, &next_.tokens.spans);
     }
-    std::erase_if(next_.floors, [&](const Floor& f) {
-      return f.resume_at >= rows_kept_;
-    });
+    std::erase_if(next_.floors,
+                  [&](const Floor& f) { return f.resume_at >= rows_kept_; });
     for (const Floor& floor : spec_.floors) {
       if (floor.resume_at < spec_.kv_len) next_.floors.push_back(floor);
     }
@@ -431,8 +424,7 @@ class MemoryTicket final : public SuspendTicket {
 
   void ApplyAttachments(bool no_new_rows, std::vector<Attachment> attachments) {
     const bool keeps_snapshot =
-        no_new_rows &&
-        (!next_.snapshot_slots.empty() || !spec_.floors.empty());
+        no_new_rows && (!next_.snapshot_slots.empty() || !spec_.floors.empty());
     std::map<AttachmentKind, std::vector<AttachmentSection>> kept;
     if (no_new_rows && next_.attachments.contains(AttachmentKind::kWitness)) {
       kept[AttachmentKind::kWitness] =
@@ -665,9 +657,8 @@ class MemorySessionStore final : public SessionStore {
     session->Truncate(at);
     ++session->info.version;
     session->info.updated_at_us = core_.clock();
-    session->Remember({spec.operation_id,
-                       Verb::kRewind,
-                       {.version = session->info.version}});
+    session->Remember(
+        {spec.operation_id, Verb::kRewind, {.version = session->info.version}});
     ++core_.commits;
     return session->info;
   }
@@ -702,7 +693,8 @@ class MemorySessionStore final : public SessionStore {
       return seconds == 0 ? 0 : now + seconds * 1'000'000;
     };
     SessionInfo& info = session->info;
-    if (spec.session_class.has_value()) info.session_class = *spec.session_class;
+    if (spec.session_class.has_value())
+      info.session_class = *spec.session_class;
     if (spec.ttl_seconds.has_value()) {
       info.expires_at_us = from_now(*spec.ttl_seconds);
     }
@@ -760,25 +752,24 @@ class MemorySessionStore final : public SessionStore {
     return stats;
   }
 
-  absl::StatusOr<VerifyReport> Verify(
-      bool, const Progress<VerifyReport>&) override {
+  absl::StatusOr<VerifyReport> Verify(bool,
+                                      const Progress<VerifyReport>&) override {
     MutexLock lock(&core_.mu);
     VerifyReport report;
     report.sessions_checked = core_.sessions.size();
     return report;
   }
 
-  absl::StatusOr<BackupReport> Backup(
-      const std::string&, const Progress<BackupReport>&) override {
+  absl::StatusOr<BackupReport> Backup(const std::string&,
+                                      const Progress<BackupReport>&) override {
     return absl::UnimplementedError("backup: this store is in memory");
   }
 
  private:
   static absl::Status CheckCut(const Session& session, uint64_t at) {
     if (at > session.info.n_tokens) {
-      return absl::OutOfRangeError(
-          absl::StrFormat("cut at %d: the session has %d tokens", at,
-                          session.info.n_tokens));
+      return absl::OutOfRangeError(absl::StrFormat(
+          "cut at %d: the session has %d tokens", at, session.info.n_tokens));
     }
     return ValidateCut(session.tokens.spans, at);
   }

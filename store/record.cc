@@ -30,8 +30,8 @@ absl::Status CheckSections(const RecordHeader& header) {
       return absl::DataLossError(absl::StrFormat(
           "record %d: section kind %d id %d spans bytes [%d, +%d), wanted "
           "inside [%d, %d) and aligned to %d",
-          header.number, static_cast<int>(s.kind), s.id, s.offset, s.bytes,
-          end, header.record_bytes, kSectionAlign));
+          header.number, static_cast<int>(s.kind), s.id, s.offset, s.bytes, end,
+          header.record_bytes, kSectionAlign));
     }
     if (uint64_t{s.n_rows} * s.row_bytes != s.bytes && s.row_bytes != 0) {
       return absl::DataLossError(absl::StrFormat(
@@ -49,10 +49,9 @@ absl::Status CheckSections(const RecordHeader& header) {
 
 const SectionEntry* RecordHeader::Find(SectionKind section_kind,
                                        uint32_t id) const {
-  const auto it =
-      std::find_if(sections.begin(), sections.end(), [&](const auto& s) {
-        return s.kind == section_kind && s.id == id;
-      });
+  const auto it = std::find_if(
+      sections.begin(), sections.end(),
+      [&](const auto& s) { return s.kind == section_kind && s.id == id; });
   return it == sections.end() ? nullptr : &*it;
 }
 

@@ -43,9 +43,9 @@ absl::StatusOr<RecordHeader> RecordReader::ReadHeader(
     TORPOR_RETURN_IF_ERROR(CopyRecordBytes(*txn, number, 0, prefix));
     TORPOR_ASSIGN_OR_RETURN(const size_t n, RecordPrefixBytes(prefix));
     prefix.resize(n);
-    TORPOR_RETURN_IF_ERROR(CopyRecordBytes(
-        *txn, number, kRecordHeaderBytes,
-        std::span(prefix).subspan(kRecordHeaderBytes)));
+    TORPOR_RETURN_IF_ERROR(
+        CopyRecordBytes(*txn, number, kRecordHeaderBytes,
+                        std::span(prefix).subspan(kRecordHeaderBytes)));
   }
   TORPOR_ASSIGN_OR_RETURN(RecordHeader header, DecodeRecordPrefix(prefix));
   if (header.number != number) {

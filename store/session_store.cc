@@ -153,9 +153,8 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
     }
   }
   if (spec.labels.size() > kMaxLabels) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("labels: got %d, wanted at most %d",
-                        spec.labels.size(), kMaxLabels));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "labels: got %d, wanted at most %d", spec.labels.size(), kMaxLabels));
   }
   for (size_t i = 0; i < spec.snapshot.size(); ++i) {
     const SnapshotSlot& slot = spec.snapshot[i];

@@ -107,8 +107,7 @@ class SessionLease {
   [[nodiscard]] virtual const SessionInfo& info() const = 0;
 
   // Tokens [begin, end), pending ones included. kDataLoss when damaged.
-  virtual absl::StatusOr<TokenRun> ReadTokens(uint64_t begin,
-                                              uint64_t end) = 0;
+  virtual absl::StatusOr<TokenRun> ReadTokens(uint64_t begin, uint64_t end) = 0;
 
   // Rows [rows.begin, rows.end) of compact slot `slot` into `out`, whose size
   // is rows.size() x row bytes. Verified after the copy; kDataLoss names the

@@ -82,9 +82,9 @@ absl::StatusOr<TenantSecret> StoreCore::Secret(uint32_t tenant) {
     ByteReader r(*value);
     secret = r.Array<32>();
     if (!r.Done()) {
-      return absl::DataLossError(absl::StrFormat(
-          "secret of tenant %d: got %d bytes, wanted 32", tenant,
-          value->size()));
+      return absl::DataLossError(
+          absl::StrFormat("secret of tenant %d: got %d bytes, wanted 32",
+                          tenant, value->size()));
     }
     return absl::OkStatus();
   }));

@@ -17,9 +17,8 @@ constexpr uint64_t kSnapshotRecordBytes = uint64_t{1} << 20;
 
 void AddSmallSection(SectionKind kind, std::string bytes,
                      PlannedRecord* record) {
-  record->header.sections.push_back({.kind = kind,
-                                     .bytes = bytes.size(),
-                                     .checksum = Xxh3(AsBytes(bytes))});
+  record->header.sections.push_back(
+      {.kind = kind, .bytes = bytes.size(), .checksum = Xxh3(AsBytes(bytes))});
   record->small_sections.push_back(std::move(bytes));
 }
 
@@ -154,8 +153,7 @@ std::vector<PlannedRecord> PlanSnapshots(const SuspendSpec& spec) {
         open();
         room = std::max<uint64_t>(kSnapshotRecordBytes, slot.row_bytes);
       }
-      const uint64_t n =
-          std::min(slot.rows.end - row, room / slot.row_bytes);
+      const uint64_t n = std::min(slot.rows.end - row, room / slot.row_bytes);
       AddRowSection(SectionKind::kSnapshotRows, slot.id, {row, row + n},
                     slot.row_bytes, &records.back());
       row += n;
@@ -198,9 +196,9 @@ SuspendPlan PlanSuspend(const SuspendSpec& spec, const SuspendBase& base,
   for (const SlotSpec& slot : spec.layout.slots) {
     const uint64_t kept = RowsOf(slot, plan.rows_kept);
     plan.wanted.push_back({kept, RowsOf(slot, spec.kv_len)});
-    plan.copied.push_back(plan.blocks.empty() ? RowRange{kept, kept}
-                                              : RowRange{RowsOf(slot, first_pos),
-                                                         kept});
+    plan.copied.push_back(plan.blocks.empty()
+                              ? RowRange{kept, kept}
+                              : RowRange{RowsOf(slot, first_pos), kept});
     plan.wanted_bytes += plan.wanted.back().size() * slot.row_bytes;
     plan.copied_bytes += plan.copied.back().size() * slot.row_bytes;
   }

@@ -137,9 +137,8 @@ class IndexCheck {
     }
     if (entry.n_tokens == 0) return;
     const auto listed = [&](const Hash256& chain, ChainRelation relation) {
-      const auto key =
-          view_.Get(Table::kChain,
-                    ChainKey(entry.tenant, chain, relation, number));
+      const auto key = view_.Get(
+          Table::kChain, ChainKey(entry.tenant, chain, relation, number));
       return key.ok() && key->has_value();
     };
     if (!listed(entry.parent_chain, ChainRelation::kContinues) ||
@@ -240,15 +239,14 @@ absl::Status CheckBlockId(StoreCore* core, RecordNumber number,
   TORPOR_ASSIGN_OR_RETURN(const TenantSecret secret,
                           core->Secret(entry.tenant));
   const auto parent = records.find(entry.parent);
-  const Hash256 id =
-      BlockId(secret, {.fingerprint = fingerprint,
-                       .parent_id = parent == records.end()
-                                        ? Hash256{}
-                                        : parent->second.block_id,
-                       .chain_hash = entry.chain,
-                       .payload_digest = header.payload_digest,
-                       .provenance = origin.provenance,
-                       .floors = origin.floors});
+  const Hash256 id = BlockId(
+      secret, {.fingerprint = fingerprint,
+               .parent_id = parent == records.end() ? Hash256{}
+                                                    : parent->second.block_id,
+               .chain_hash = entry.chain,
+               .payload_digest = header.payload_digest,
+               .provenance = origin.provenance,
+               .floors = origin.floors});
   if (id != entry.block_id) {
     return absl::DataLossError(
         absl::StrFormat("record %d: its block id differs", number));
@@ -320,8 +318,8 @@ absl::StatusOr<VerifyReport> LmdbSessionStore::Verify(
       if (entry == records.end() || path.size() > records.size()) break;
       path.push_back(at);
       if (entry->second.parent == 0) {
-        const auto root = roots.find(
-            {entry->second.tenant, entry->second.parent_chain});
+        const auto root =
+            roots.find({entry->second.tenant, entry->second.parent_chain});
         if (root != roots.end()) found = root->second;
         break;
       }
@@ -340,13 +338,13 @@ absl::StatusOr<VerifyReport> LmdbSessionStore::Verify(
     if (status.ok() && deep && !entry.quarantined &&
         entry.kind == RecordKind::kBlock) {
       const std::optional<Hash256> fingerprint = fingerprint_of(number);
-      status = fingerprint.has_value()
-                   ? CheckBlockId(core_.get(), number, entry, records,
-                                  *fingerprint)
-                   : absl::DataLossError(absl::StrFormat(
-                         "record %d: its chain begins under no known "
-                         "fingerprint",
-                         number));
+      status =
+          fingerprint.has_value()
+              ? CheckBlockId(core_.get(), number, entry, records, *fingerprint)
+              : absl::DataLossError(absl::StrFormat(
+                    "record %d: its chain begins under no known "
+                    "fingerprint",
+                    number));
     }
     if (!status.ok()) {
       // A record that was freed meanwhile is no damage.

@@ -35,8 +35,7 @@ absl::StatusOr<std::vector<bool>> LayerTypes(ConfigReader* reader,
   std::vector<bool> is_sliding;
   if (reader->Has("layer_types")) {
     const json& types = reader->at("layer_types");
-    if (!types.is_array() ||
-        types.size() != static_cast<size_t>(n_layers)) {
+    if (!types.is_array() || types.size() != static_cast<size_t>(n_layers)) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "config key 'layer_types': got %d entries, wanted one for each of "
           "%d layers",
@@ -205,8 +204,7 @@ ModelLayout LayoutOf(const Config& c, kernels::DType kv_dtype) {
         slot.kind = SlotKind::kSliding;
         slot.window = static_cast<uint32_t>(c.sliding_window);
       }
-      slot.come_back =
-          c.persists(l) ? ComeBack::kPersist : ComeBack::kReplay;
+      slot.come_back = c.persists(l) ? ComeBack::kPersist : ComeBack::kReplay;
       layout.slots.push_back(std::move(slot));
     }
   }

@@ -36,8 +36,8 @@ absl::StatusOr<DType> PickDType(const std::string& asked, DType native,
   if (asked == "native") return native;
   if (asked == "bf16") return DType::kBf16;
   if (asked == "f32") return DType::kF32;
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: got '%s', wanted native, bf16 or f32", what, asked));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: got '%s', wanted native, bf16 or f32", what, asked));
 }
 
 const char* DTypeName(DType dtype) {
@@ -61,14 +61,13 @@ class Gemma3Model final : public Model {
     fingerprint_.kv_dtype = DTypeName(kv_dtype);
     fingerprint_.rope = RopeName(c_);
     numerics_id_ = absl::StrFormat(
-        "cpu/%s/gemma3.%d/%s/kv-%s",
-        std::string(kernels::IsaName(options.isa)), kNumericsVersion,
-        DTypeName(w_.dtype), DTypeName(kv_dtype));
+        "cpu/%s/gemma3.%d/%s/kv-%s", std::string(kernels::IsaName(options.isa)),
+        kNumericsVersion, DTypeName(w_.dtype), DTypeName(kv_dtype));
     for (uint32_t l = 0; l < layout_.n_layers; ++l) {
       kv_layers_.push_back(
           {.shape = shape_,
-           .window = c_.persists(l) ? 0
-                                    : static_cast<uint64_t>(c_.sliding_window),
+           .window =
+               c_.persists(l) ? 0 : static_cast<uint64_t>(c_.sliding_window),
            .k_slot = 2 * l,
            .v_slot = 2 * l + 1});
     }
@@ -100,10 +99,9 @@ class Gemma3Model final : public Model {
                        const ForwardOptions& options,
                        std::vector<std::vector<float>>* logits) override {
     TORPOR_ASSIGN_OR_RETURN(
-        RowBatch batch, RowBatch::Make(segments, layout_, kMaxRows,
-                                       [this](uint32_t l) {
-                                         return PlanRowsOf(l);
-                                       }));
+        RowBatch batch,
+        RowBatch::Make(segments, layout_, kMaxRows,
+                       [this](uint32_t l) { return PlanRowsOf(l); }));
     TORPOR_RETURN_IF_ERROR(Embed(segments, batch));
     MakeRopeTables(batch);
     for (uint32_t l = 0; l < layout_.n_layers; ++l) {
@@ -113,9 +111,8 @@ class Gemma3Model final : public Model {
       if (options.on_layer_input) {
         for (size_t s = 0; s < batch.n_segments(); ++s) {
           const RowRun run = batch.Input(l, s);
-          options.on_layer_input(
-              l, s, run.position,
-              std::span(X(run.row), run.n * c_.hidden_size));
+          options.on_layer_input(l, s, run.position,
+                                 std::span(X(run.row), run.n * c_.hidden_size));
         }
       }
       RunLayer(l, batch);
@@ -135,8 +132,7 @@ class Gemma3Model final : public Model {
 
   float* X(uint64_t row) { return x_.data() + row * c_.hidden_size; }
 
-  absl::Status Embed(std::span<const Segment> segments,
-                     const RowBatch& batch) {
+  absl::Status Embed(std::span<const Segment> segments, const RowBatch& batch) {
     const auto hidden = static_cast<size_t>(c_.hidden_size);
     x_.resize(batch.n_rows() * hidden);
     for (size_t s = 0; s < segments.size(); ++s) {
@@ -268,8 +264,7 @@ class Gemma3Model final : public Model {
   // Norm over each head, then rope, in place; rows of `runs` in order.
   void NormAndRope(std::span<const RowRun> runs, int64_t n_heads,
                    const std::vector<float>& weight, bool sliding, float* x) {
-    const std::vector<float>& tables =
-        sliding ? sliding_tables_ : full_tables_;
+    const std::vector<float>& tables = sliding ? sliding_tables_ : full_tables_;
     for (const RowRun& run : runs) {
       const auto rows = static_cast<int64_t>(run.n);
       ops_.RmsNorm({.x = x,
@@ -329,8 +324,7 @@ class Gemma3Model final : public Model {
     }
   }
 
-  void Attend(uint32_t l, const RowBatch& batch,
-              std::span<const RowRun> runs) {
+  void Attend(uint32_t l, const RowBatch& batch, std::span<const RowRun> runs) {
     const LayerWeights& w = w_.layers[l];
     const bool sliding = c_.is_sliding[l];
     uint64_t total = 0;
@@ -353,15 +347,15 @@ class Gemma3Model final : public Model {
       at += static_cast<int64_t>(run.n);
     }
     attended_.Resize(total, c_.n_heads * c_.head_dim, w_.dtype);
-    ops_.Attention({.shape = shape_,
-                    .n_heads = c_.n_heads,
-                    .scale = static_cast<float>(
-                        1.0 / std::sqrt(c_.query_pre_attn_scalar)),
-                    .q = q_.data(),
-                    .out = attended_.bytes.data(),
-                    .out_dtype = w_.dtype,
-                    .segments = segments.data(),
-                    .n_segments = static_cast<int64_t>(segments.size())});
+    ops_.Attention(
+        {.shape = shape_,
+         .n_heads = c_.n_heads,
+         .scale = static_cast<float>(1.0 / std::sqrt(c_.query_pre_attn_scalar)),
+         .q = q_.data(),
+         .out = attended_.bytes.data(),
+         .out_dtype = w_.dtype,
+         .segments = segments.data(),
+         .n_segments = static_cast<int64_t>(segments.size())});
     Multiply(attended_.bytes.data(), total, w.o, w.o_bias, &y_);
     AddNormed(runs, w.post_attention_norm, y_);
   }

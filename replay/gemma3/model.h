@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gemma 3 (text) on the CPU. The forward, per layer, for a row x:
-//   h = norm(x, input)               q = rope(norm(Wq h)), k = rope(norm(Wk h)),
+//   h = norm(x, input)               q = rope(norm(Wq h)), k = rope(norm(Wk
+//   h)),
 //                                    v = Wv h
 //   x += norm(Wo attend(q, K, V), post_attention)
 //   h = norm(x, pre_feedforward)

@@ -129,7 +129,8 @@ absl::StatusOr<LayerWeights> LoadLayer(const Config& c, int64_t layer,
   const std::vector<Loader::Part> q = {{at + "self_attn.q_proj", q_rows}};
   const std::vector<Loader::Part> kv = {{at + "self_attn.k_proj", kv_rows},
                                         {at + "self_attn.v_proj", kv_rows}};
-  const std::vector<Loader::Part> o = {{at + "self_attn.o_proj", c.hidden_size}};
+  const std::vector<Loader::Part> o = {
+      {at + "self_attn.o_proj", c.hidden_size}};
   LayerWeights w;
   for (const auto& [name, out] :
        {std::pair{"input_layernorm.weight", &w.input_norm},

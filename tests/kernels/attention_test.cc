@@ -68,7 +68,8 @@ struct Case {
 
 // Keys of a causal row, floored at `floor`.
 KeyRange CausalKeys(int64_t pos, int64_t window, int64_t floor = 0) {
-  const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, pos - window + 1);
+  const int64_t begin =
+      window == 0 ? 0 : std::max<int64_t>(0, pos - window + 1);
   return {std::max(begin, floor), pos + 1};
 }
 
@@ -170,8 +171,8 @@ TEST_P(AttentionTest, RowsIgnoreTilesThreadsAndBatch) {
         for (const int64_t n : {1, 2, 5, 16, 17, 300}) {
           for (const int64_t first : {0, 3, 63, 64, 65, 500, 1000}) {
             const auto some = fixture.Run(&ops, first, n);
-            ASSERT_TRUE(SameBits(
-                some, std::span(all).subspan(first * row, n * row)))
+            ASSERT_TRUE(
+                SameBits(some, std::span(all).subspan(first * row, n * row)))
                 << n << " rows from " << first << ", window " << window;
           }
         }

@@ -46,8 +46,8 @@ inline ::testing::AssertionResult Near(std::span<const float> got,
   size_t worst_at = 0;
   for (size_t i = 0; i < got.size(); ++i) {
     if (!std::isfinite(wanted[i]) || !std::isfinite(got[i])) {
-      const bool same = std::isnan(wanted[i]) ? std::isnan(got[i])
-                                              : wanted[i] == got[i];
+      const bool same =
+          std::isnan(wanted[i]) ? std::isnan(got[i]) : wanted[i] == got[i];
       if (!same) {
         return ::testing::AssertionFailure()
                << "at " << i << ": got " << got[i] << ", wanted " << wanted[i];

@@ -33,21 +33,25 @@ std::vector<float> RunGemm(CpuOps* ops, const void* a, int64_t m,
 TEST_P(OpsTest, GemmAgreesWithTheReference) {
   CpuOps ops(GetParam(), 2);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
-    for (const GemmCase c :
-         {GemmCase{1, 16, 2}, {1, 1, 32}, {2, 17, 30}, {3, 48, 64},
-          {5, 80, 160}, {12, 33, 640}, {13, 72, 48}, {31, 256, 96},
-          {64, 100, 50}}) {
+    for (const GemmCase c : {GemmCase{1, 16, 2},
+                             {1, 1, 32},
+                             {2, 17, 30},
+                             {3, 48, 64},
+                             {5, 80, 160},
+                             {12, 33, 640},
+                             {13, 72, 48},
+                             {31, 256, 96},
+                             {64, 100, 50}}) {
       const auto a = RandomFloats(random_, c.m * c.k);
       const auto b = RandomFloats(random_, c.n * c.k);
       const auto bias = RandomFloats(random_, c.n);
       const auto a16 = ToBf16s(a);
-      const PackedMatrix packed =
-          PackedMatrix::Pack(b.data(), c.n, c.k, dtype);
+      const PackedMatrix packed = PackedMatrix::Pack(b.data(), c.n, c.k, dtype);
       const void* rows = dtype == DType::kBf16
                              ? static_cast<const void*>(a16.data())
                              : a.data();
-      for (const float* with : {static_cast<const float*>(nullptr),
-                                bias.data()}) {
+      for (const float* with :
+           {static_cast<const float*>(nullptr), bias.data()}) {
         const auto got = RunGemm(&ops, rows, c.m, packed, with);
         std::vector<float> wanted(got.size());
         GemmRef({.a = rows,
@@ -85,8 +89,8 @@ TEST_P(OpsTest, GemmRowsIgnoreTheirCompany) {
         for (const int64_t m : {1, 2, 3, 4, 7, 11, 12, 13, 16, 33, 128, 500}) {
           for (const int64_t first : {int64_t{0}, int64_t{5}}) {
             const auto some = RunGemm(&ops, at(first), m, packed, nullptr);
-            ASSERT_TRUE(SameBits(
-                some, std::span(all).subspan(first * n, m * n)))
+            ASSERT_TRUE(
+                SameBits(some, std::span(all).subspan(first * n, m * n)))
                 << m << " rows from " << first << " on " << threads
                 << " threads";
           }
@@ -207,8 +211,7 @@ TEST_P(OpsTest, GatedGeluAgreesWithTheReference) {
     std::vector<float> wanted(7 * dim);
     ops.GatedGelu({in.data(), 7, dim, got.data(), DType::kF32});
     GatedGeluRef({in.data(), 7, dim, wanted.data(), DType::kF32});
-    EXPECT_TRUE(Near(got, wanted, 1e-6))
-        << dim;
+    EXPECT_TRUE(Near(got, wanted, 1e-6)) << dim;
   }
 }
 
@@ -223,9 +226,15 @@ TEST_P(OpsTest, SoftcapAgreesWithTheReference) {
 
 TEST_P(OpsTest, Bf16RoundsToNearestEvenAndKeepsNan) {
   CpuOps ops(GetParam(), 1);
-  std::vector<float> x = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, kNan,
+  std::vector<float> x = {0.0f,
+                          -0.0f,
+                          1.0f,
+                          1.00390625f,
+                          1.01171875f,
+                          kNan,
                           std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity(), 3.4e38f,
+                          -std::numeric_limits<float>::infinity(),
+                          3.4e38f,
                           1e-40f};
   for (int i = 0; i < 1000; ++i) x.push_back(random_.Normal());
   std::vector<Bf16> got(x.size());
@@ -233,8 +242,8 @@ TEST_P(OpsTest, Bf16RoundsToNearestEvenAndKeepsNan) {
   ops.ToBf16({x.data(), static_cast<int64_t>(x.size()), got.data()});
   ToBf16Ref({x.data(), static_cast<int64_t>(x.size()), wanted.data()});
   EXPECT_EQ(got, wanted);
-  EXPECT_EQ(ToFloat(ToBf16(1.00390625f)), 1.0f);      // tie to even, down
-  EXPECT_EQ(ToFloat(ToBf16(1.01171875f)), 1.015625f); // tie to even, up
+  EXPECT_EQ(ToFloat(ToBf16(1.00390625f)), 1.0f);       // tie to even, down
+  EXPECT_EQ(ToFloat(ToBf16(1.01171875f)), 1.015625f);  // tie to even, up
 }
 
 TEST(IsaTest, NamesParseAndUnknownOnesAreRefused) {

@@ -121,11 +121,9 @@ TEST_P(ExactnessTest, RaggedBatchesRebuildWhatEachAloneDoes) {
   const std::vector<uint64_t> lengths = {1, window_, exact_ + 3, 2 * exact_,
                                          3 * exact_ + 1};
   for (const uint64_t n : lengths) {
-    truths.push_back(
-        std::make_unique<NeverSlept>(model_.get(), Ids(n),
-                                     std::vector<uint64_t>{n}));
-    ASSERT_OK_AND_ASSIGN(ReplayPlan plan,
-                         Plan(*model_, n, ReplayMode::kExact));
+    truths.push_back(std::make_unique<NeverSlept>(model_.get(), Ids(n),
+                                                  std::vector<uint64_t>{n}));
+    ASSERT_OK_AND_ASSIGN(ReplayPlan plan, Plan(*model_, n, ReplayMode::kExact));
     plans.push_back(plan);
   }
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -148,11 +146,10 @@ TEST_P(ExactnessTest, RaggedBatchesRebuildWhatEachAloneDoes) {
 TEST_P(ExactnessTest, LogitsOfTheLastRowComeFromTheReplay) {
   const uint64_t n = 2 * exact_ + 3;
   NeverSlept truth(model_.get(), Ids(n), {n});
-  ASSERT_OK_AND_ASSIGN(
-      const ReplayPlan plan,
-      PlanReplay(model_->layout(), {.resume_at = n,
-                                    .mode = ReplayMode::kExact,
-                                    .want_logits = true}));
+  ASSERT_OK_AND_ASSIGN(const ReplayPlan plan,
+                       PlanReplay(model_->layout(), {.resume_at = n,
+                                                     .mode = ReplayMode::kExact,
+                                                     .want_logits = true}));
   const ReplayJob job{.plan = &plan,
                       .ids = truth.ids(),
                       .reader = truth.rows(),
@@ -160,8 +157,8 @@ TEST_P(ExactnessTest, LogitsOfTheLastRowComeFromTheReplay) {
   ASSERT_OK_AND_ASSIGN(
       const auto results,
       MakeCpuReplayer(model_.get())->Rebuild(std::span(&job, 1), nullptr));
-  EXPECT_TRUE(kernels::SameBits(results[0].window.logits,
-                                truth.logits(n - 1, n)));
+  EXPECT_TRUE(
+      kernels::SameBits(results[0].window.logits, truth.logits(n - 1, n)));
   EXPECT_EQ(results[0].window.slots, truth.window(n).slots);
 }
 
@@ -187,8 +184,8 @@ class Probe {
         if (layer == 0) inputs.insert(inputs.end(), rows.begin(), rows.end());
       };
       TORPOR_RETURN_IF_ERROR(
-          scratch.Run(std::span(truth->ids()).first(plan.resume_at), 0, 0,
-                      options)
+          scratch
+              .Run(std::span(truth->ids()).first(plan.resume_at), 0, 0, options)
               .status());
     }
     const size_t hidden = model->hidden_size();
@@ -235,16 +232,14 @@ TEST_P(ExactnessTest, TheFirstRowReachesTheOldestRowOfTheLastWindow) {
       Probe::Run(model_.get(), &truth, plan, plan.replay_start));
   const SlotRows& last = window.slots.back();
   const Slot& slot = model_->layout().slots[last.slot];
-  EXPECT_TRUE(
-      Probe::HasNan(slot, std::span(last.bytes).first(slot.row_bytes)))
+  EXPECT_TRUE(Probe::HasNan(slot, std::span(last.bytes).first(slot.row_bytes)))
       << "the oldest row of " << slot.name;
 }
 
 TEST_P(ExactnessTest, ARowBeforeTheFirstReachesNothing) {
   const uint64_t cut = 2 * exact_ + 1;
   NeverSlept truth(model_.get(), Ids(cut), {cut});
-  ASSERT_OK_AND_ASSIGN(ReplayPlan plan,
-                       Plan(*model_, cut, ReplayMode::kExact));
+  ASSERT_OK_AND_ASSIGN(ReplayPlan plan, Plan(*model_, cut, ReplayMode::kExact));
   // Forced to begin one row early, in every layer.
   --plan.replay_start;
   for (LayerRows& rows : plan.layers) {
@@ -291,9 +286,8 @@ TEST_P(ExactnessTest, StoredRowsStayAsTheyAre) {
   const uint64_t cut = 2 * exact_ + 1;
   NeverSlept truth(model_.get(), Ids(cut + 5), {cut});
   const auto before = truth.rows()->slots;
-  for (const auto& [mode, r] :
-       {std::pair{ReplayMode::kExact, uint64_t{0}},
-        std::pair{ReplayMode::kBounded, window_}}) {
+  for (const auto& [mode, r] : {std::pair{ReplayMode::kExact, uint64_t{0}},
+                                std::pair{ReplayMode::kBounded, window_}}) {
     ASSERT_OK_AND_ASSIGN(const ReplayPlan plan, Plan(*model_, cut, mode, r));
     auto woken =
         TestSession::Wake(model_.get(), truth.ids(), plan, truth.rows());
@@ -302,8 +296,8 @@ TEST_P(ExactnessTest, StoredRowsStayAsTheyAre) {
     // Nor did the replay write them in its own sequence.
     ASSERT_OK_AND_ASSIGN(const MemoryRows inside, woken->Compact());
     for (const auto& [slot, bytes] : inside.slots) {
-      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(),
-                             before.at(slot).begin()));
+      EXPECT_TRUE(
+          std::equal(bytes.begin(), bytes.end(), before.at(slot).begin()));
     }
   }
 }
@@ -388,12 +382,10 @@ TEST_P(ExactnessTest, ASessionThatWasWokenBoundedWakesExactToItsBits) {
       first_windows[cut] = held;
       const std::vector<uint32_t> all = session->ids();
       // As it was, by an exact wake with the floor log.
-      ASSERT_OK_AND_ASSIGN(
-          const ReplayPlan exact,
-          Plan(*model_, cut, ReplayMode::kExact, 0, floors));
-      ASSERT_OK_AND_ASSIGN(
-          TestSession as_it_was,
-          TestSession::Wake(model_.get(), all, exact, &rows));
+      ASSERT_OK_AND_ASSIGN(const ReplayPlan exact,
+                           Plan(*model_, cut, ReplayMode::kExact, 0, floors));
+      ASSERT_OK_AND_ASSIGN(TestSession as_it_was,
+                           TestSession::Wake(model_.get(), all, exact, &rows));
       ASSERT_OK_AND_ASSIGN(const WindowState rebuilt, as_it_was.Window());
       ASSERT_EQ(rebuilt.slots, held.slots) << "wake " << wake;
       // And at every earlier cut, to what was first computed there.
@@ -402,17 +394,15 @@ TEST_P(ExactnessTest, ASessionThatWasWokenBoundedWakesExactToItsBits) {
         ASSERT_OK_AND_ASSIGN(
             const ReplayPlan back,
             Plan(*model_, earlier, ReplayMode::kExact, 0, log));
-        ASSERT_OK_AND_ASSIGN(
-            TestSession rewound,
-            TestSession::Wake(model_.get(), all, back, &rows));
+        ASSERT_OK_AND_ASSIGN(TestSession rewound,
+                             TestSession::Wake(model_.get(), all, back, &rows));
         ASSERT_OK_AND_ASSIGN(const WindowState there, rewound.Window());
         ASSERT_EQ(there.slots, window.slots) << "rewound to " << earlier;
       }
       // Then a bounded wake and fifty more tokens, or few.
       const uint64_t r = random_.Between(window_, exact_);
-      ASSERT_OK_AND_ASSIGN(
-          const ReplayPlan bounded,
-          Plan(*model_, cut, ReplayMode::kBounded, r, floors));
+      ASSERT_OK_AND_ASSIGN(const ReplayPlan bounded,
+                           Plan(*model_, cut, ReplayMode::kBounded, r, floors));
       if (!bounded.exact) floors.push_back(bounded.floor());
       auto woken = TestSession::Wake(model_.get(), all, bounded, &rows);
       ASSERT_OK(woken.status());
@@ -429,8 +419,8 @@ TEST_P(ExactnessTest, ASessionThatWasWokenBoundedWakesExactToItsBits) {
 TEST_P(ExactnessTest, TheWitnessTellsExactFromBounded) {
   const uint64_t cut = exact_ + 2 * window_;
   NeverSlept truth(model_.get(), Ids(cut), {cut});
-  const Witness witness = MakeWitness(model_->layout(), model_->numerics_id(),
-                                      truth.window(cut));
+  const Witness witness =
+      MakeWitness(model_->layout(), model_->numerics_id(), truth.window(cut));
   EXPECT_EQ(witness.layers.size(), 3);
   for (const LayerWitness& layer : witness.layers) {
     EXPECT_GE(layer.rows.size(), 4);
@@ -445,13 +435,11 @@ TEST_P(ExactnessTest, TheWitnessTellsExactFromBounded) {
 
   ASSERT_OK_AND_ASSIGN(const ReplayPlan plan,
                        Plan(*model_, cut, ReplayMode::kBounded, window_));
-  auto woken =
-      TestSession::Wake(model_.get(), truth.ids(), plan, truth.rows());
+  auto woken = TestSession::Wake(model_.get(), truth.ids(), plan, truth.rows());
   ASSERT_OK(woken.status());
   ASSERT_OK_AND_ASSIGN(const WindowState bounded, woken->Window());
-  ASSERT_OK_AND_ASSIGN(
-      const WitnessReport report,
-      CompareWithWitness(model_->layout(), bounded, witness));
+  ASSERT_OK_AND_ASSIGN(const WitnessReport report,
+                       CompareWithWitness(model_->layout(), bounded, witness));
   EXPECT_EQ(report.verdict, Verdict::kMeasured);
   EXPECT_TRUE(report.layers[0].digest_equal);
   EXPECT_FALSE(report.layers[2].digest_equal);
@@ -460,9 +448,8 @@ TEST_P(ExactnessTest, TheWitnessTellsExactFromBounded) {
   // One bit anywhere shows.
   WindowState flipped = truth.window(cut);
   flipped.slots[3].bytes[17] ^= 1;
-  ASSERT_OK_AND_ASSIGN(
-      const WitnessReport seen,
-      CompareWithWitness(model_->layout(), flipped, witness));
+  ASSERT_OK_AND_ASSIGN(const WitnessReport seen,
+                       CompareWithWitness(model_->layout(), flipped, witness));
   EXPECT_EQ(seen.verdict, Verdict::kMeasured);
   WindowState other = truth.window(cut);
   other.resume_at = cut - 1;
@@ -475,9 +462,9 @@ TEST_P(ExactnessTest, TheWitnessTellsExactFromBounded) {
 TEST_P(ExactnessTest, BadRowsAreRefused) {
   TestSession session(model_.get());
   const std::vector<uint32_t> ids = {1, model_->vocab_size(), 2};
-  EXPECT_THAT(session.Run(ids, 0),
-              testing::HasStatus(absl::StatusCode::kInvalidArgument,
-                                 "position 1"));
+  EXPECT_THAT(
+      session.Run(ids, 0),
+      testing::HasStatus(absl::StatusCode::kInvalidArgument, "position 1"));
   const std::unique_ptr<Sequence> sequence = model_->NewSequence();
   EXPECT_THAT(sequence->ImportRows(999, 0, {}),
               testing::HasCode(absl::StatusCode::kInvalidArgument));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The built-in Gemma 3 against numbers that transformers made
-// (tests/oracles/gemma3): logits and every layer's K and V of cold runs, windows
-// and logits after exact and bounded replays.
+// (tests/oracles/gemma3): logits and every layer's K and V of cold runs,
+// windows and logits after exact and bounded replays.
 
 #include <gtest/gtest.h>
 
@@ -41,8 +41,8 @@ class Fixture {
     EXPECT_OK(file.status());
     file_ = *std::move(file);
     for (const char* key : {"N", "cuts", "sliding_layers", "full_layers"}) {
-      lists_[key] = json::parse(file_->metadata().at(key))
-                        .get<std::vector<uint64_t>>();
+      lists_[key] =
+          json::parse(file_->metadata().at(key)).get<std::vector<uint64_t>>();
     }
     replays_ = json::parse(file_->metadata().at("replays"));
     const auto& tokens = file_->tensors().at("tokens");
@@ -64,8 +64,7 @@ class Fixture {
     ASSERT_EQ(got.size(), wanted.size()) << name;
     for (size_t at = 0; at < wanted.size(); at += row) {
       ASSERT_TRUE(kernels::Near(got.subspan(at, row),
-                                std::span(wanted).subspan(at, row),
-                                kTolerance))
+                                std::span(wanted).subspan(at, row), kTolerance))
           << name << " row " << at / row;
     }
   }
@@ -134,9 +133,8 @@ TEST_P(Gemma3OracleTest, LayersAreWhatTheOracleSays) {
 TEST_P(Gemma3OracleTest, ColdRunsAgree) {
   for (const uint64_t n : fixture_.list("N")) {
     TestSession session(model_.get());
-    ASSERT_OK_AND_ASSIGN(
-        const std::vector<float> logits,
-        session.Run(std::span(fixture_.ids()).first(n), n));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> logits,
+                         session.Run(std::span(fixture_.ids()).first(n), n));
     const std::string key = "cold." + std::to_string(n);
     fixture_.Expect(key + ".logits", logits);
     for (uint32_t l = 0; l < model_->layout().n_layers; ++l) {
@@ -161,10 +159,9 @@ TEST_P(Gemma3OracleTest, ReplaysAgree) {
     const bool bounded = replay["kind"] == "bounded";
     ASSERT_OK_AND_ASSIGN(
         const ReplayPlan plan,
-        Plan(*model_, cut,
-             bounded ? ReplayMode::kBounded : ReplayMode::kExact,
+        Plan(*model_, cut, bounded ? ReplayMode::kBounded : ReplayMode::kExact,
              bounded ? std::max(replay["R"].get<uint64_t>(),
-                           model_->layout().LargestWindow())
+                                model_->layout().LargestWindow())
                      : 0));
     EXPECT_EQ(plan.exact, replay["equals_cold"].get<bool>()) << key;
     ASSERT_OK_AND_ASSIGN(

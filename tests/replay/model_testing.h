@@ -52,8 +52,7 @@ class TestSession {
 
   // Runs tokens after those there are; logits of the last `n_logits`.
   absl::StatusOr<std::vector<float>> Run(std::span<const uint32_t> ids,
-                                         uint64_t n_logits,
-                                         uint64_t chunk = 0,
+                                         uint64_t n_logits, uint64_t chunk = 0,
                                          const ForwardOptions& options = {}) {
     const uint64_t begin = ids_.size();
     ids_.insert(ids_.end(), ids.begin(), ids.end());
@@ -87,9 +86,8 @@ class TestSession {
                                           const ReplayPlan& plan,
                                           MemoryRows* rows) {
     const std::unique_ptr<Replayer> replayer = MakeCpuReplayer(model);
-    const ReplayJob job{.plan = &plan,
-                        .ids = ids.first(plan.resume_at),
-                        .reader = rows};
+    const ReplayJob job{
+        .plan = &plan, .ids = ids.first(plan.resume_at), .reader = rows};
     TORPOR_ASSIGN_OR_RETURN(const auto results,
                             replayer->Rebuild(std::span(&job, 1), nullptr));
     TestSession session(model);

@@ -7,11 +7,10 @@
 namespace torpor::store {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Memory, SessionStoreConformance,
-                         ::testing::Values([](Clock clock) {
-                           return StoreUnderTest{
-                               nullptr, MakeMemorySessionStore(clock)};
-                         }));
+INSTANTIATE_TEST_SUITE_P(
+    Memory, SessionStoreConformance, ::testing::Values([](Clock clock) {
+      return StoreUnderTest{nullptr, MakeMemorySessionStore(clock)};
+    }));
 
 }  // namespace
 }  // namespace torpor::store

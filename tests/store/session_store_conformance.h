@@ -21,9 +21,9 @@
 namespace torpor::store {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using testing::HasCode;
 using testing::HasStatus;
+using ::testing::IsEmpty;
 
 // A store and whatever must outlive it. `clock` is what the store reads.
 struct StoreUnderTest {
@@ -56,8 +56,8 @@ class SessionStoreConformance : public ::testing::TestWithParam<StoreFactory> {
       const SlotSpec& spec = layout.slots[slot];
       const uint64_t kept = RowsOf(spec, first);
       auto expected = Rows(before, slot, {0, kept}, spec.row_bytes);
-      const auto tail = Rows(after, slot, {kept, RowsOf(spec, n_tokens)},
-                             spec.row_bytes);
+      const auto tail =
+          Rows(after, slot, {kept, RowsOf(spec, n_tokens)}, spec.row_bytes);
       expected.insert(expected.end(), tail.begin(), tail.end());
       EXPECT_EQ(content.rows[slot], expected) << "slot " << slot;
     }
@@ -69,11 +69,10 @@ class SessionStoreConformance : public ::testing::TestWithParam<StoreFactory> {
 };
 
 TEST_P(SessionStoreConformance, ASuspendedSessionReadsBack) {
-  ASSERT_OK_AND_ASSIGN(
-      const SuspendReceipt receipt,
-      Suspend(store_, Spec("a", 0, 0, 53, "op"), 1,
-              {Bytes(AttachmentKind::kWitness, "witness"),
-               Bytes(AttachmentKind::kClientState, "state")}));
+  ASSERT_OK_AND_ASSIGN(const SuspendReceipt receipt,
+                       Suspend(store_, Spec("a", 0, 0, 53, "op"), 1,
+                               {Bytes(AttachmentKind::kWitness, "witness"),
+                                Bytes(AttachmentKind::kClientState, "state")}));
   EXPECT_EQ(receipt.version, 1);
   EXPECT_EQ(receipt.n_tokens, 53);
   EXPECT_EQ(receipt.kv_len, 53);
@@ -152,9 +151,8 @@ TEST_P(SessionStoreConformance, RewindToAnyCutAndOnFromThere) {
   for (const uint64_t at : {0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 50, 52}) {
     const std::string id = "rewind" + std::to_string(at);
     Create(id, kTokens);
-    ASSERT_OK_AND_ASSIGN(
-        const SessionInfo info,
-        store_->Rewind({Key(id), 1, "rewind"}, at));
+    ASSERT_OK_AND_ASSIGN(const SessionInfo info,
+                         store_->Rewind({Key(id), 1, "rewind"}, at));
     EXPECT_EQ(info.version, 2);
     EXPECT_EQ(info.n_tokens, at);
     EXPECT_EQ(info.kv_len, at);
@@ -224,7 +222,8 @@ TEST_P(SessionStoreConformance, AForkSharesAttachmentsAtTheSameCutOnly) {
   ASSERT_OK(Settle(store_));
   ASSERT_OK_AND_ASSIGN(const Content whole,
                        ReadAll(store_, Key("whole"), SmallLayout()));
-  EXPECT_EQ(whole.attachments[0], Bytes(AttachmentKind::kWitness, "w").sections);
+  EXPECT_EQ(whole.attachments[0],
+            Bytes(AttachmentKind::kWitness, "w").sections);
   EXPECT_EQ(whole.attachments[1],
             Bytes(AttachmentKind::kClientState, "c").sections);
   ASSERT_OK_AND_ASSIGN(const Content cut,
@@ -329,8 +328,7 @@ TEST_P(SessionStoreConformance, ACommitWithMissingRowsIsRefused) {
   }
   EXPECT_THAT(begin.ticket->Commit({}),
               HasStatus(absl::StatusCode::kFailedPrecondition, "missing"));
-  EXPECT_THAT(store_->Describe(Key("a")),
-              HasCode(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store_->Describe(Key("a")), HasCode(absl::StatusCode::kNotFound));
 }
 
 TEST_P(SessionStoreConformance, BadRowsAreRefusedAndTheTicketGoesOn) {
@@ -380,7 +378,10 @@ TEST_P(SessionStoreConformance, BadSpecsNameWhatIsWrong) {
               HasStatus(kInvalid, "operation id"));
   EXPECT_THAT(with([](S& s) { s.operation_id = std::string(65, 'x'); }),
               HasStatus(kInvalid, "operation id"));
-  EXPECT_THAT(with([](S& s) { s.new_tokens.ids.clear(); s.kv_len = 0; }),
+  EXPECT_THAT(with([](S& s) {
+                s.new_tokens.ids.clear();
+                s.kv_len = 0;
+              }),
               HasStatus(kInvalid, "tokens"));
   EXPECT_THAT(with([](S& s) { s.kv_len = 21; }), HasStatus(kInvalid, "kv_len"));
   EXPECT_THAT(with([](S& s) { s.layout.block_size = 8; }),
@@ -391,13 +392,21 @@ TEST_P(SessionStoreConformance, BadSpecsNameWhatIsWrong) {
               HasStatus(kInvalid, "slot 1"));
   EXPECT_THAT(with([](S& s) { s.tokens_kept = 1; }),
               HasStatus(kInvalid, "tokens kept"));
-  EXPECT_THAT(with([](S& s) { s.floors = {{5, 5, 0}}; }),
+  EXPECT_THAT(with([](S& s) {
+                s.floors = {{5, 5, 0}};
+              }),
               HasStatus(kInvalid, "floor"));
-  EXPECT_THAT(with([](S& s) { s.new_tokens.spans = {{5, 5, "k", false}}; }),
+  EXPECT_THAT(with([](S& s) {
+                s.new_tokens.spans = {{5, 5, "k", false}};
+              }),
               HasStatus(kInvalid, "span"));
-  EXPECT_THAT(with([](S& s) { s.new_tokens.spans = {{5, 21, "k", false}}; }),
+  EXPECT_THAT(with([](S& s) {
+                s.new_tokens.spans = {{5, 21, "k", false}};
+              }),
               HasStatus(kInvalid, "span"));
-  EXPECT_THAT(with([](S& s) { s.new_tokens.spans = {{5, 9, "", false}}; }),
+  EXPECT_THAT(with([](S& s) {
+                s.new_tokens.spans = {{5, 9, "", false}};
+              }),
               HasStatus(kInvalid, "extra key"));
   // Ids are opaque: slashes, dots and zero bytes are only bytes.
   for (const std::string& id :
@@ -522,11 +531,10 @@ TEST_P(SessionStoreConformance, FloorsAndProvenanceFollowTheirRows) {
     EXPECT_THAT(late, ElementsAre(Floor{70, 60, 3}));
     ASSERT_OK_AND_ASSIGN(const auto none, lease->Floors(41, 70));
     EXPECT_THAT(none, IsEmpty());
-    EXPECT_THAT(
-        lease->info().provenance,
-        ElementsAre(ProvenanceRange{0, 40, Provenance::kExact},
-                    ProvenanceRange{40, 70, Provenance::kApproximate},
-                    ProvenanceRange{70, 80, Provenance::kUnknown}));
+    EXPECT_THAT(lease->info().provenance,
+                ElementsAre(ProvenanceRange{0, 40, Provenance::kExact},
+                            ProvenanceRange{40, 70, Provenance::kApproximate},
+                            ProvenanceRange{70, 80, Provenance::kUnknown}));
   }
   // A cut at the wake itself voids it; one row later it binds.
   ASSERT_OK(store_->Fork({Key("a"), 0, {Key("at"), 0, "f"}, 40}));
@@ -542,11 +550,12 @@ TEST_P(SessionStoreConformance, FloorsAndProvenanceFollowTheirRows) {
   ASSERT_OK_AND_ASSIGN(const Content on,
                        ReadAll(store_, Key("at"), SmallLayout()));
   EXPECT_THAT(on.floors, IsEmpty());
-  EXPECT_THAT(store_->Begin([] {
-                        SuspendSpec s = Spec("a", 3, 80, 1, "low");
-                        s.floors = {{79, 70, 0}};
-                        return s;
-                      }())
+  EXPECT_THAT(store_
+                  ->Begin([] {
+                    SuspendSpec s = Spec("a", 3, 80, 1, "low");
+                    s.floors = {{79, 70, 0}};
+                    return s;
+                  }())
                   .status(),
               HasStatus(absl::StatusCode::kInvalidArgument, "floor"));
 }
@@ -603,8 +612,7 @@ TEST_P(SessionStoreConformance, LookupFindsTheLongestPrefixToTheToken) {
   ASSERT_OK_AND_ASSIGN(const PrefixHit hit,
                        store_->Lookup(0, layout, towards_b));
   EXPECT_EQ(hit.hit_len, 20);
-  ASSERT_OK_AND_ASSIGN(const Content content,
-                       ReadAll(hit.lease.get(), layout));
+  ASSERT_OK_AND_ASSIGN(const Content content, ReadAll(hit.lease.get(), layout));
   EXPECT_EQ(content.rows[0], Rows(2, 0, {0, 20}, 24));
   // Another model, another tenant, another extra key: not these rows.
   RecordLayout foreign = layout;
@@ -632,7 +640,8 @@ TEST_P(SessionStoreConformance, LookupKeepsTwoWaySpansWhole) {
   ASSERT_OK(Suspend(store_, spec, 1));
   const RecordLayout layout = SmallLayout();
   TokenRun prompt = spec.new_tokens;
-  ASSERT_OK_AND_ASSIGN(const PrefixHit whole, store_->Lookup(0, layout, prompt));
+  ASSERT_OK_AND_ASSIGN(const PrefixHit whole,
+                       store_->Lookup(0, layout, prompt));
   EXPECT_EQ(whole.hit_len, 50);
   prompt.ids[30] = 77'777;
   ASSERT_OK_AND_ASSIGN(const PrefixHit cut, store_->Lookup(0, layout, prompt));
@@ -650,8 +659,7 @@ TEST_P(SessionStoreConformance, TenantsShareNothing) {
   spec.session.tenant = 9;
   ASSERT_OK(Suspend(store_, spec, 2));
   ASSERT_OK_AND_ASSIGN(const SessionInfo mine, store_->Describe(Key("a")));
-  ASSERT_OK_AND_ASSIGN(const SessionInfo theirs,
-                       store_->Describe(Key("a", 9)));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo theirs, store_->Describe(Key("a", 9)));
   EXPECT_EQ(mine.n_tokens, 20);
   EXPECT_EQ(theirs.n_tokens, 30);
   EXPECT_THAT(store_->Fork({Key("a", 9), 0, {Key("b"), 0, "f"}, {}}),
@@ -688,8 +696,7 @@ TEST_P(SessionStoreConformance, TtlEndsASession) {
   now_us_ += 59'000'000;
   ExpectRows("a", 20, 0, 1, 1);
   now_us_ += 2'000'000;
-  EXPECT_THAT(store_->Describe(Key("a")),
-              HasCode(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store_->Describe(Key("a")), HasCode(absl::StatusCode::kNotFound));
   ASSERT_OK_AND_ASSIGN(const ListResult list, store_->List(0, "", "", 10));
   EXPECT_EQ(list.sessions.size(), 1);
   // Its name is free again, before any maintenance ran.
@@ -704,20 +711,18 @@ TEST_P(SessionStoreConformance, TouchChangesWhatItNamesAndNoVersion) {
   SuspendSpec spec = Spec("a", 0, 0, 20, "op");
   spec.labels = {{"team", "red"}, {"old", "x"}};
   ASSERT_OK(Suspend(store_, spec, 1));
-  ASSERT_OK_AND_ASSIGN(
-      const SessionInfo info,
-      store_->Touch({.session = Key("a"),
-                     .session_class = SessionClass::kCache,
-                     .ttl_seconds = 100,
-                     .labels = {{"old", ""}, {"new", "y"}}}));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo info,
+                       store_->Touch({.session = Key("a"),
+                                      .session_class = SessionClass::kCache,
+                                      .ttl_seconds = 100,
+                                      .labels = {{"old", ""}, {"new", "y"}}}));
   EXPECT_EQ(info.version, 1);
   EXPECT_EQ(info.session_class, SessionClass::kCache);
   EXPECT_EQ(info.expires_at_us, now_us_ + 100'000'000);
-  EXPECT_EQ(info.labels, (std::map<std::string, std::string>{
-                             {"team", "red"}, {"new", "y"}}));
-  ASSERT_OK_AND_ASSIGN(
-      const SessionInfo cleared,
-      store_->Touch({.session = Key("a"), .ttl_seconds = 0}));
+  EXPECT_EQ(info.labels, (std::map<std::string, std::string>{{"team", "red"},
+                                                             {"new", "y"}}));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo cleared,
+                       store_->Touch({.session = Key("a"), .ttl_seconds = 0}));
   EXPECT_EQ(cleared.expires_at_us, 0);
   EXPECT_EQ(cleared.session_class, SessionClass::kCache);
   EXPECT_THAT(store_->Touch({.session = Key("b")}),
@@ -739,8 +744,7 @@ TEST_P(SessionStoreConformance, ALeaseOutlivesTheSession) {
 TEST_P(SessionStoreConformance, ALeaseOnAStaleVersionIsRefused) {
   Create("a", 5);
   ASSERT_OK(Suspend(store_, Spec("a", 1, 5, 5, "op2"), 1));
-  EXPECT_THAT(store_->Open(Key("a"), 1),
-              HasCode(absl::StatusCode::kAborted));
+  EXPECT_THAT(store_->Open(Key("a"), 1), HasCode(absl::StatusCode::kAborted));
   EXPECT_OK(store_->Open(Key("a"), 2).status());
 }
 
@@ -750,8 +754,7 @@ TEST_P(SessionStoreConformance, CancelEndsATicket) {
   begin.ticket->Cancel();
   EXPECT_THAT(PutAll(begin.ticket.get(), spec.layout, 1),
               HasCode(absl::StatusCode::kCancelled));
-  EXPECT_THAT(begin.ticket->Commit({}),
-              HasCode(absl::StatusCode::kCancelled));
+  EXPECT_THAT(begin.ticket->Commit({}), HasCode(absl::StatusCode::kCancelled));
 }
 
 TEST_P(SessionStoreConformance, ModelsAreKept) {
@@ -759,9 +762,9 @@ TEST_P(SessionStoreConformance, ModelsAreKept) {
   ASSERT_OK(store_->PutModel("a", "one"));
   ASSERT_OK(store_->PutModel("b", "three"));
   ASSERT_OK_AND_ASSIGN(const auto models, store_->Models());
-  EXPECT_THAT(models, ElementsAre(std::pair<std::string, std::string>("a", "one"),
-                                  std::pair<std::string, std::string>(
-                                      "b", "three")));
+  EXPECT_THAT(models,
+              ElementsAre(std::pair<std::string, std::string>("a", "one"),
+                          std::pair<std::string, std::string>("b", "three")));
 }
 
 TEST_P(SessionStoreConformance, ALayoutWithoutSlotsKeepsTokensAlone) {

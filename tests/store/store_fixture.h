@@ -122,8 +122,7 @@ inline absl::StatusOr<SuspendReceipt> Suspend(
   if (begin.receipt.has_value()) return *begin.receipt;
   TORPOR_RETURN_IF_ERROR(PutAll(begin.ticket.get(), layout, writer));
   for (const SnapshotSlot& slot : snapshot) {
-    const auto bytes =
-        Rows(writer, 1000 + slot.id, slot.rows, slot.row_bytes);
+    const auto bytes = Rows(writer, 1000 + slot.id, slot.rows, slot.row_bytes);
     RowPiece piece = Piece(slot.id, slot.rows, bytes);
     piece.snapshot = true;
     TORPOR_RETURN_IF_ERROR(begin.ticket->Put(piece, bytes));
@@ -151,8 +150,7 @@ inline absl::StatusOr<Content> ReadAll(SessionLease* lease,
     const SlotSpec& spec = layout.slots[slot];
     const RowRange rows{0, RowsOf(spec, info.kv_len)};
     content.rows.emplace_back(rows.size() * spec.row_bytes);
-    TORPOR_RETURN_IF_ERROR(
-        lease->ReadRows(slot, rows, content.rows.back()));
+    TORPOR_RETURN_IF_ERROR(lease->ReadRows(slot, rows, content.rows.back()));
   }
   TORPOR_ASSIGN_OR_RETURN(content.floors, lease->Floors(0, UINT64_MAX));
   content.provenance = info.provenance;

@@ -18,7 +18,8 @@ uint64_t TestSeed();
 class Random {
  public:
   // `stream` tells generators of one test apart.
-  explicit Random(uint64_t stream = 0) : engine_(TestSeed() + stream * 0x9e37) {}
+  explicit Random(uint64_t stream = 0)
+      : engine_(TestSeed() + stream * 0x9e37) {}
 
   // Uniform in [low, high].
   uint64_t Between(uint64_t low, uint64_t high) {

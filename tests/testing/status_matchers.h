@@ -47,9 +47,9 @@ MATCHER(IsOk, "is OK") {
 // Fails the test (fatally) unless the expression is OK; then assigns its value.
 #define ASSERT_OK_AND_ASSIGN(lhs, expr) \
   ASSERT_OK_AND_ASSIGN_(TORPOR_CONCAT_(statusor_, __LINE__), lhs, expr)
-#define ASSERT_OK_AND_ASSIGN_(tmp, lhs, expr)   \
-  auto tmp = (expr);                            \
-  ASSERT_TRUE(tmp.ok()) << tmp.status();        \
+#define ASSERT_OK_AND_ASSIGN_(tmp, lhs, expr) \
+  auto tmp = (expr);                          \
+  ASSERT_TRUE(tmp.ok()) << tmp.status();      \
   lhs = *std::move(tmp)
 #define ASSERT_OK(expr) \
   ASSERT_THAT(::torpor::testing::StatusOf(expr), ::torpor::testing::IsOk())

@@ -17,6 +17,20 @@ constexpr uint32_t kMaxLayers = 4096;
 constexpr size_t kMaxSlots = 16'384;
 constexpr uint32_t kMaxRowBytes = uint32_t{1} << 20;
 constexpr uint32_t kMinBlockSize = 16;
+constexpr size_t kMaxReaders = size_t{1} << 20;
+constexpr uint32_t kMaxReach = uint32_t{1} << 24;
+// Tokens; also of the least common multiple of all groups.
+constexpr uint64_t kMaxGroup = 65'536;
+
+bool IsKnown(SlotKind kind) {
+  return kind >= SlotKind::kFull && kind <= SlotKind::kRecurrent;
+}
+bool IsKnown(ComeBack come_back) {
+  return come_back >= ComeBack::kPersist && come_back <= ComeBack::kSnapshot;
+}
+bool IsKnown(ShardAxis axis) {
+  return axis >= ShardAxis::kReplicated && axis <= ShardAxis::kLayers;
+}
 
 absl::Status Bad(const Slot& slot, const std::string& what) {
   return absl::InvalidArgumentError(
@@ -53,15 +67,31 @@ absl::Status ValidateComeBack(const Slot& slot) {
 }
 
 absl::Status ValidateSlot(const ModelLayout& layout, const Slot& slot) {
+  if (!IsKnown(slot.kind) || !IsKnown(slot.come_back) ||
+      !IsKnown(slot.shard_axis)) {
+    return Bad(
+        slot, absl::StrFormat(
+                  "kind %d, come back %d, shard axis %d: one of them "
+                  "is not known",
+                  static_cast<int>(slot.kind), static_cast<int>(slot.come_back),
+                  static_cast<int>(slot.shard_axis)));
+  }
   if (slot.owner_layer >= layout.n_layers) {
     return Bad(slot, absl::StrFormat("owner layer %d, the model has %d",
                                      slot.owner_layer, layout.n_layers));
   }
-  for (const uint32_t reader : slot.reader_layers) {
+  for (size_t i = 0; i < slot.reader_layers.size(); ++i) {
+    const uint32_t reader = slot.reader_layers[i];
     if (reader >= layout.n_layers || reader < slot.owner_layer) {
       return Bad(slot,
                  absl::StrFormat("reader layer %d, wanted one of [%d, %d)",
                                  reader, slot.owner_layer, layout.n_layers));
+    }
+    if (i > 0 && reader <= slot.reader_layers[i - 1]) {
+      return Bad(slot,
+                 absl::StrFormat("reader layers: got %d behind %d, wanted "
+                                 "them ascending",
+                                 reader, slot.reader_layers[i - 1]));
     }
   }
   if (slot.row_bytes == 0 || slot.row_bytes > kMaxRowBytes) {
@@ -78,12 +108,23 @@ absl::Status ValidateSlot(const ModelLayout& layout, const Slot& slot) {
                                      "slots, 0 for others",
                                      slot.chunk));
   }
+  if (slot.reach() > kMaxReach) {
+    return Bad(slot, absl::StrFormat("window or chunk of %d tokens, wanted at "
+                                     "most %d",
+                                     slot.reach(), kMaxReach));
+  }
   const bool grouped =
       slot.kind == SlotKind::kPooled || slot.kind == SlotKind::kOpenGroup;
   if (slot.tokens_per_row == 0 || (!grouped && slot.tokens_per_row != 1)) {
     return Bad(slot, absl::StrFormat("%d tokens a row, wanted 1 except for "
                                      "pooled groups",
                                      slot.tokens_per_row));
+  }
+  if (slot.tokens_per_row > kMaxGroup || slot.overlap_tokens > kMaxGroup) {
+    return Bad(slot, absl::StrFormat(
+                         "groups of %d tokens, overlap of %d, wanted at "
+                         "most %d",
+                         slot.tokens_per_row, slot.overlap_tokens, kMaxGroup));
   }
   if (slot.overlap_tokens != 0 && slot.kind != SlotKind::kOpenGroup) {
     return Bad(slot, "overlap tokens belong to open groups");
@@ -93,6 +134,36 @@ absl::Status ValidateSlot(const ModelLayout& layout, const Slot& slot) {
                                      slot.n_heads, slot.row_bytes));
   }
   return ValidateComeBack(slot);
+}
+
+// Rows below the cut run through every layer below a replayed slot's owner. A
+// layer among them whose state comes back as of the cut cannot run them.
+absl::Status ValidateReplay(const ModelLayout& layout) {
+  const Slot* highest = nullptr;
+  for (const Slot& slot : layout.slots) {
+    if (slot.come_back == ComeBack::kReplay &&
+        (highest == nullptr || slot.owner_layer > highest->owner_layer)) {
+      highest = &slot;
+    }
+  }
+  if (highest == nullptr) return absl::OkStatus();
+  for (const Slot& slot : layout.slots) {
+    if (slot.come_back != ComeBack::kSnapshot ||
+        slot.kind == SlotKind::kOpenGroup) {
+      continue;
+    }
+    const uint32_t lowest_reader = slot.reader_layers.empty()
+                                       ? slot.owner_layer
+                                       : slot.reader_layers.front();
+    if (lowest_reader < highest->owner_layer) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "slot '%s' of layer %d: cannot be replayed, since layer %d below "
+          "needs slot '%s' of earlier tokens and that is a snapshot of the "
+          "cut; declare both as snapshots",
+          highest->name, highest->owner_layer, lowest_reader, slot.name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -139,13 +210,23 @@ absl::Status ModelLayout::Validate() const {
         "layout: %d slots, wanted at most %d", slots.size(), kMaxSlots));
   }
   std::set<std::string> names;
+  size_t n_readers = 0;
+  uint64_t group = kMinBlockSize;
   for (const Slot& slot : slots) {
     if (slot.name.empty() || !names.insert(slot.name).second) {
       return Bad(slot, "wanted a name of its own");
     }
     TORPOR_RETURN_IF_ERROR(ValidateSlot(*this, slot));
+    n_readers += slot.reader_layers.size();
+    group = std::lcm(group, uint64_t{slot.tokens_per_row});
+    if (n_readers > kMaxReaders || group > kMaxGroup) {
+      return Bad(slot, absl::StrFormat(
+                           "with it %d readers and groups that close together "
+                           "every %d tokens, wanted at most %d and %d",
+                           n_readers, group, kMaxReaders, kMaxGroup));
+    }
   }
-  return absl::OkStatus();
+  return ValidateReplay(*this);
 }
 
 std::vector<uint32_t> ModelLayout::CompactSlots() const {
@@ -185,6 +266,45 @@ uint64_t ModelLayout::LargestWindow() const {
   return largest;
 }
 
+namespace {
+
+// The exact plan of the cut that replays most tokens, far enough from the start
+// that nothing is clamped. Windows alone: any cut. Else what a cut owes repeats
+// with the least common multiple of the chunks.
+ReplayPlan LongestExactPlan(const ModelLayout& layout) {
+  constexpr uint64_t kMaxPeriod = uint64_t{1} << 32;
+  constexpr uint64_t kMaxWork = uint64_t{1} << 28;
+  uint64_t far = 1;
+  uint64_t period = 1;
+  std::set<std::pair<SlotKind, uint64_t>> reaches;
+  for (const Slot& slot : layout.slots) {
+    far += slot.reach() + slot.overlap_tokens + slot.tokens_per_row;
+    if (slot.come_back != ComeBack::kReplay || !slot.is_window()) continue;
+    reaches.insert({slot.kind, slot.reach()});
+    if (slot.chunk == 0) continue;
+    const uint64_t with = std::lcm(period, uint64_t{slot.chunk});
+    if (with <= kMaxPeriod) period = with;
+  }
+  const uint64_t end = (far / period + 3) * period;
+  // One chunk alone owes most when it is all but full.
+  uint64_t begin = end - 1;
+  const uint64_t work = period * (layout.n_layers + layout.slots.size());
+  if (reaches.size() > 1 && work <= kMaxWork) begin = end - period;
+  ReplayPlan longest;
+  for (uint64_t cut = begin; cut < end; ++cut) {
+    absl::StatusOr<ReplayPlan> plan =
+        PlanReplay(layout, {.resume_at = cut,
+                            .mode = ReplayMode::kExact,
+                            .open_groups_stored = true});
+    if (plan.ok() && plan->replay_tokens() >= longest.replay_tokens()) {
+      longest = *std::move(plan);
+    }
+  }
+  return longest;
+}
+
+}  // namespace
+
 LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
   LayoutFigures figures;
   for (const Slot& slot : layout.slots) {
@@ -206,23 +326,9 @@ LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
         figures.all_window_bytes_per_token / figures.compact_bytes_per_token;
   }
   figures.bounded_tokens = layout.LargestWindow();
-  // Far enough from the start that nothing is clamped, and at the cut of a
-  // chunk that owes most.
-  uint64_t far = 1;
-  uint64_t chunks = 1;
-  for (const Slot& slot : layout.slots) {
-    far += slot.reach() + slot.overlap_tokens + slot.tokens_per_row;
-    if (slot.chunk > 0) chunks = std::lcm(chunks, uint64_t{slot.chunk});
-  }
-  const uint64_t cut = (far / chunks + 2) * chunks + chunks - 1;
-  const absl::StatusOr<ReplayPlan> plan =
-      PlanReplay(layout, {.resume_at = cut,
-                          .mode = ReplayMode::kExact,
-                          .open_groups_stored = true});
-  if (plan.ok()) {
-    figures.exact_tokens = plan->replay_tokens();
-    figures.exact_token_layers = plan->token_layers;
-  }
+  const ReplayPlan plan = LongestExactPlan(layout);
+  figures.exact_tokens = plan.replay_tokens();
+  figures.exact_token_layers = plan.token_layers;
   return figures;
 }
 

@@ -52,7 +52,7 @@ struct Slot {
   SlotKind kind = SlotKind::kFull;
   // Rows are a function of the input of this layer ...
   uint32_t owner_layer = 0;
-  // ... and read by these, none of them below the owner.
+  // ... and read by these, ascending, none of them below the owner.
   std::vector<uint32_t> reader_layers;
   // Tokens; sliding only.
   uint32_t window = 0;
@@ -92,7 +92,8 @@ struct ModelLayout {
 
   // kInvalidArgument names the slot or layer that cannot be;
   // kFailedPrecondition for a recurrent state that is not snapshotted, since no
-  // replay of a bounded length rebuilds it.
+  // replay of a bounded length rebuilds it, and for a replay that would have to
+  // pass through a layer whose state is a snapshot.
   [[nodiscard]] absl::Status Validate() const;
 
   // Slots with a row (or part of one) per token that persist, in order.
@@ -119,7 +120,9 @@ struct LayoutFigures {
   // Window rows of one cut at n tokens: sum of min(W - 1, n) x row bytes.
   uint64_t snapshot_bytes = 0;
   // The shortest bounded replay, and the exact one, in tokens; without logits
-  // and not clamped to n. For chunked layers the largest over all cuts.
+  // and not clamped to n. For chunked layers the largest over all cuts, where
+  // chunks of different sizes meet in fewer than about a million tokens; else
+  // that of the cut at which all chunks are all but full.
   uint64_t bounded_tokens = 0;
   uint64_t exact_tokens = 0;
   // Rows that run attention and FFN in an exact replay, all layers.

@@ -44,11 +44,31 @@ absl::Status CheckRequest(const ModelLayout& layout,
   return absl::OkStatus();
 }
 
+// `start`, or the start of the span around it.
+uint64_t SpanStart(const PlanRequest& request, uint64_t start) {
+  for (const TwoWaySpan& span : request.spans) {
+    if (span.begin < start && start < span.end) return span.begin;
+  }
+  return start;
+}
+
 class Dataflow {
  public:
   Dataflow(const ModelLayout& layout, const PlanRequest& request,
            std::vector<FloorRange> floors)
-      : layout_(layout), request_(request), floors_(std::move(floors)) {}
+      : layout_(layout),
+        request_(request),
+        floors_(std::move(floors)),
+        read_by_(layout.n_layers),
+        owned_by_(layout.n_layers) {
+    for (uint32_t i = 0; i < layout.slots.size(); ++i) {
+      const Slot& slot = layout.slots[i];
+      if (slot.come_back != ComeBack::kReplay) continue;
+      owned_by_[slot.owner_layer].push_back(i);
+      if (!slot.is_window()) continue;
+      for (const uint32_t l : slot.reader_layers) read_by_[l].push_back(i);
+    }
+  }
 
   ReplayPlan Run() const {
     const uint64_t cut = request_.resume_at;
@@ -71,16 +91,15 @@ class Dataflow {
     for (uint32_t l = layout_.n_layers; l-- > 0;) {
       plan.layers[l].run_begin = wanted;
       plan.token_layers += cut - wanted;
+      for (const uint32_t i : read_by_[l]) {
+        if (wanted == cut) break;
+        plan.write_begin[i] = std::min(plan.write_begin[i],
+                                       FirstRead(layout_.slots[i], l, wanted));
+      }
       uint64_t input = wanted;
-      for (size_t i = 0; i < layout_.slots.size(); ++i) {
-        const Slot& slot = layout_.slots[i];
-        if (slot.come_back != ComeBack::kReplay) continue;
-        if (wanted < cut && Reads(slot, l)) {
-          plan.write_begin[i] =
-              std::min(plan.write_begin[i], FirstRead(slot, l, wanted));
-        }
-        // Readers stand above their owner: here the slot's need is final.
-        if (slot.owner_layer == l) input = std::min(input, plan.write_begin[i]);
+      // Readers stand above their owner: here the slot's need is final.
+      for (const uint32_t i : owned_by_[l]) {
+        input = std::min(input, plan.write_begin[i]);
       }
       wanted = plan.layers[l].input_begin = SpanBegin(input);
     }
@@ -89,15 +108,20 @@ class Dataflow {
   }
 
  private:
-  static bool Reads(const Slot& slot, uint32_t layer) {
-    return slot.is_window() &&
-           std::find(slot.reader_layers.begin(), slot.reader_layers.end(),
-                     layer) != slot.reader_layers.end();
+  // The first row of a window slot that rows [row, H) of `layer` read: that of
+  // the first of them or, where a floor shorter than the window covers it,
+  // that of the first row behind the floor.
+  uint64_t FirstRead(const Slot& slot, uint32_t layer, uint64_t row) const {
+    uint64_t first = FirstReadOf(slot, layer, row);
+    for (const FloorRange& floor : floors_) {
+      if (row < floor.row_end && floor.row_end < request_.resume_at) {
+        first = std::min(first, FirstReadOf(slot, layer, floor.row_end));
+      }
+    }
+    return first;
   }
 
-  // The first row of a window slot that rows [row, H) of `layer` read. The
-  // first of them reads furthest back: floors rise with rows.
-  uint64_t FirstRead(const Slot& slot, uint32_t layer, uint64_t row) const {
+  uint64_t FirstReadOf(const Slot& slot, uint32_t layer, uint64_t row) const {
     uint64_t first = slot.kind == SlotKind::kSliding
                          ? SubtractClamped(row + 1, slot.window)
                          : row / slot.chunk * slot.chunk;
@@ -112,17 +136,46 @@ class Dataflow {
   }
 
   // A run of rows never begins inside a two-way span.
-  uint64_t SpanBegin(uint64_t row) const {
-    for (const TwoWaySpan& span : request_.spans) {
-      if (span.begin < row && row < span.end) return span.begin;
-    }
-    return row;
-  }
+  uint64_t SpanBegin(uint64_t row) const { return SpanStart(request_, row); }
 
   const ModelLayout& layout_;
   const PlanRequest& request_;
   const std::vector<FloorRange> floors_;
+  // Per layer: the window slots that it reads, and the slots that it owns.
+  std::vector<std::vector<uint32_t>> read_by_;
+  std::vector<std::vector<uint32_t>> owned_by_;
 };
+
+// `start`, or the first row that an open group of the cut owes.
+uint64_t FirstOpenRow(const ModelLayout& layout, uint64_t cut, uint64_t start) {
+  for (const Slot& slot : layout.slots) {
+    if (slot.kind == SlotKind::kOpenGroup &&
+        slot.come_back == ComeBack::kReplay) {
+      start = std::min(start, FirstRowOwed(slot, cut));
+    }
+  }
+  return start;
+}
+
+// Row H - 1 can run again only where nothing but rows that are stored, or that
+// a replay rebuilds, stands between it and the tokens.
+absl::Status CheckLogits(const ModelLayout& layout,
+                         const PlanRequest& request) {
+  if (!request.want_logits || request.resume_at == 0) return absl::OkStatus();
+  for (const Slot& slot : layout.slots) {
+    const bool held_until_cut = slot.come_back == ComeBack::kSnapshot ||
+                                (request.mode == ReplayMode::kSnapshot &&
+                                 slot.come_back == ComeBack::kReplay);
+    if (held_until_cut && slot.kind != SlotKind::kOpenGroup) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "logits of row %d: slot '%s' comes back as of token %d and row %d "
+          "wants it as of one before; run the next token instead",
+          request.resume_at - 1, slot.name, request.resume_at,
+          request.resume_at - 1));
+    }
+  }
+  return absl::OkStatus();
+}
 
 // Nothing runs: the rows come from elsewhere, or no row is used at all.
 ReplayPlan NoReplay(const ModelLayout& layout, const PlanRequest& request,
@@ -173,6 +226,9 @@ uint64_t FirstRowOwed(const Slot& slot, uint64_t cut) {
 absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
                                       const PlanRequest& request) {
   TORPOR_RETURN_IF_ERROR(CheckRequest(layout, request));
+  if (request.mode != ReplayMode::kCold) {
+    TORPOR_RETURN_IF_ERROR(CheckLogits(layout, request));
+  }
   const uint64_t cut = request.resume_at;
   std::vector<FloorRange> floors;
   for (const Floor& floor : request.floors) {
@@ -183,14 +239,12 @@ absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
   switch (request.mode) {
     case ReplayMode::kExact:
       return Dataflow(layout, request, std::move(floors)).Run();
-    case ReplayMode::kSnapshot:
-      if (request.want_logits && cut > 0 && layout.LargestWindow() > 0) {
-        return absl::FailedPreconditionError(absl::StrFormat(
-            "snapshot: row %d wants one window row more than a snapshot "
-            "holds, so its logits cannot be had; run the next token instead",
-            cut - 1));
-      }
-      return NoReplay(layout, request, cut);
+    case ReplayMode::kSnapshot: {
+      if (!request.want_logits) return NoReplay(layout, request, cut);
+      PlanRequest stored = request;
+      stored.open_groups_stored = true;
+      return Dataflow(layout, stored, {}).Run();
+    }
     case ReplayMode::kCold:
       return NoReplay(layout, request, 0);
     case ReplayMode::kBounded:
@@ -204,14 +258,19 @@ absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
   const uint64_t replay_tokens = request.replay_tokens != 0
                                      ? request.replay_tokens
                                      : layout.LargestWindow();
+  // What R alone would cut; if exact reaches no further, nothing is.
   uint64_t start = SubtractClamped(cut, replay_tokens);
-  for (const TwoWaySpan& span : request.spans) {
-    if (span.begin < start && start < span.end) start = span.begin;
-  }
-  // R reaches as far as exact does: nothing is cut.
+  if (request.want_logits) start = std::min(start, SubtractClamped(cut, 1));
+  if (!request.open_groups_stored) start = FirstOpenRow(layout, cut, start);
+  start = SpanStart(request, start);
   if (start <= exact.replay_start) return exact;
+  // The floor log says of a wake that all rows from its start on were cut
+  // there: so open groups are rebuilt with them, stored or not.
+  PlanRequest rebuilt = request;
+  rebuilt.open_groups_stored = false;
+  start = SpanStart(request, FirstOpenRow(layout, cut, start));
   floors.push_back({start, cut, start, 0});
-  ReplayPlan bounded = Dataflow(layout, request, std::move(floors)).Run();
+  ReplayPlan bounded = Dataflow(layout, rebuilt, std::move(floors)).Run();
   bounded.exact = false;
   return bounded;
 }
@@ -219,17 +278,29 @@ absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
 absl::StatusOr<ReplayMode> ChooseMode(const ModelLayout& layout,
                                       const PlanRequest& request,
                                       const AutoLimits& limits) {
-  if (limits.has_snapshot) return ReplayMode::kSnapshot;
   struct Candidate {
     ReplayMode mode;
     uint64_t cost;
   };
   std::vector<Candidate> candidates;
   std::vector<std::string> reasons;
+  if (limits.has_snapshot) {
+    PlanRequest asked = request;
+    asked.mode = ReplayMode::kSnapshot;
+    const absl::StatusOr<ReplayPlan> plan = PlanReplay(layout, asked);
+    if (plan.ok()) return ReplayMode::kSnapshot;
+    reasons.emplace_back(plan.status().message());
+  }
   for (const ReplayMode mode : {ReplayMode::kBounded, ReplayMode::kExact}) {
     PlanRequest asked = request;
     asked.mode = mode;
-    TORPOR_ASSIGN_OR_RETURN(const ReplayPlan plan, PlanReplay(layout, asked));
+    const absl::StatusOr<ReplayPlan> planned = PlanReplay(layout, asked);
+    if (absl::IsFailedPrecondition(planned.status())) {
+      reasons.emplace_back(planned.status().message());
+      continue;
+    }
+    if (!planned.ok()) return planned.status();
+    const ReplayPlan& plan = *planned;
     if (limits.max_replay_tokens != 0 &&
         plan.replay_tokens() > limits.max_replay_tokens) {
       reasons.push_back(absl::StrFormat("%s replays %d tokens, the limit is %d",

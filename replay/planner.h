@@ -7,10 +7,13 @@
 // logits are wanted), walks the layers down, and subtracts at the owner of each
 // slot the reach of its readers; persisted slots add no dependency. What is
 // needed of a layer is always a run of rows that ends at H, so one number a
-// layer says it.
+// layer says it. A two-way span enters every layer whole. A window that no
+// layer reads (a draft's) is owed as any other.
 //
 // Exact: no cut of the windows but those the floor log records. Bounded(R):
-// window reads of rows from s = H - R on stop at s.
+// window reads of rows from s = H - R on stop at s; s is lower where an open
+// group, the wanted logits or a span begins below. An executor applies a plan's
+// floors whether the plan is exact or not: `exact` may hold because of them.
 
 #ifndef TORPOR_REPLAY_PLANNER_H_
 #define TORPOR_REPLAY_PLANNER_H_
@@ -62,7 +65,8 @@ struct PlanRequest {
   std::vector<TwoWaySpan> spans;
   // Also run row H - 1 through every layer.
   bool want_logits = false;
-  // Open groups of the cut are stored: nothing is owed for them.
+  // Open groups of the cut are stored: nothing is owed for them, except by a
+  // bounded replay that is not exact.
   bool open_groups_stored = false;
 };
 
@@ -114,8 +118,9 @@ struct ReplayPlan {
 absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
                                       const PlanRequest& request);
 
-// First row of `slot` that tokens from `cut` on read, before any floor; `cut`
-// when none.
+// First row of `slot`, a window or an open group, that tokens from `cut` on
+// read, before any floor. `cut` for the kinds that persist: their rows are
+// loaded, never owed.
 uint64_t FirstRowOwed(const Slot& slot, uint64_t cut);
 
 struct AutoLimits {

@@ -105,6 +105,7 @@ Hash256 BlockId(const TenantSecret& secret, const BlockIdentity& identity) {
 std::vector<ExtraKeySpan> ClipSpans(std::span<const ExtraKeySpan> spans,
                                     uint64_t begin, uint64_t end) {
   std::vector<ExtraKeySpan> out;
+  if (begin >= end) return out;
   for (const ExtraKeySpan& span : spans) {
     if (span.end <= begin || span.begin >= end) continue;
     out.push_back(span);

@@ -3,6 +3,7 @@
 #include "store/catalog.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 
 #include "absl/strings/str_format.h"
@@ -40,6 +41,17 @@ std::string ExtentValue(const RecordExtent& extent) {
   return w.Take();
 }
 
+// The entry of a record that loses a name or is met on a walk; nullopt when it
+// is damaged or gone, which asks for a recount.
+absl::StatusOr<std::optional<RecordEntry>> FindSound(WriteTxn& txn,
+                                                     RecordNumber number) {
+  absl::StatusOr<RecordEntry> entry = FindRecord(txn, number);
+  if (entry.ok()) return *std::move(entry);
+  if (!absl::IsDataLoss(entry.status())) return entry.status();
+  TORPOR_RETURN_IF_ERROR(AskForRecount(txn));
+  return std::nullopt;
+}
+
 // One more name for a record, whoever gives it.
 absl::Status AddRef(WriteTxn& txn, RecordNumber number) {
   if (number == 0) return absl::OkStatus();
@@ -55,17 +67,16 @@ absl::Status AddRef(WriteTxn& txn, RecordNumber number) {
 // One name less; the last one puts the record into the trash.
 absl::Status DropRef(WriteTxn& txn, RecordNumber number) {
   if (number == 0) return absl::OkStatus();
-  TORPOR_ASSIGN_OR_RETURN(RecordEntry entry, FindRecord(txn, number));
-  if (entry.refs == 0) {
-    return absl::DataLossError(
-        absl::StrFormat("record %d: dropping a name it does not have", number));
-  }
-  if (--entry.refs == 0) {
+  TORPOR_ASSIGN_OR_RETURN(std::optional<RecordEntry> entry,
+                          FindSound(txn, number));
+  if (!entry.has_value()) return absl::OkStatus();
+  if (entry->refs == 0) return AskForRecount(txn);
+  if (--entry->refs == 0) {
     TORPOR_RETURN_IF_ERROR(
         txn.Put(Table::kTrash, RecordKey(number),
-                AsBytes(ExtentValue({entry.tenant, entry.record_bytes}))));
+                AsBytes(ExtentValue({entry->tenant, entry->record_bytes}))));
   }
-  return PutRecord(txn, number, entry);
+  return PutRecord(txn, number, *entry);
 }
 
 // What PublishRecord entered for lookups.
@@ -141,6 +152,25 @@ absl::Status RequireAbsent(const ReadView& view, const SessionKey& session) {
                               : absl::OkStatus();
 }
 
+absl::Status CheckBase(const ReadView& view, const SessionKey& session,
+                       uint64_t expected, bool keeps_none) {
+  const absl::Status status =
+      expected == 0 ? RequireAbsent(view, session)
+                    : RequireVersion(view, session, expected).status();
+  return keeps_none && absl::IsDataLoss(status) ? absl::OkStatus() : status;
+}
+
+absl::StatusOr<std::optional<SessionManifest>> FindBase(
+    WriteTxn& txn, const SessionKey& session, uint64_t expected,
+    bool keeps_none) {
+  TORPOR_RETURN_IF_ERROR(CheckBase(txn, session, expected, keeps_none));
+  absl::StatusOr<std::optional<SessionManifest>> manifest =
+      FindSession(txn, session);
+  if (manifest.ok()) return manifest;
+  TORPOR_RETURN_IF_ERROR(AskForRecount(txn));
+  return std::nullopt;
+}
+
 absl::StatusOr<uint64_t> FirstVersion(const ReadView& view) {
   TORPOR_ASSIGN_OR_RETURN(const uint64_t floor,
                           GetU64(view, Table::kMeta, kMetaVersionFloor, 0));
@@ -174,26 +204,30 @@ absl::Status AddName(WriteTxn& txn, RecordNumber number) {
   TORPOR_RETURN_IF_ERROR(AddRef(txn, number));
   // Up the chain until an ancestor was live already.
   while (number != 0) {
-    TORPOR_ASSIGN_OR_RETURN(RecordEntry entry, FindRecord(txn, number));
-    const bool was_live = entry.live++ > 0;
-    TORPOR_RETURN_IF_ERROR(PutRecord(txn, number, entry));
+    TORPOR_ASSIGN_OR_RETURN(std::optional<RecordEntry> entry,
+                            FindSound(txn, number));
+    if (!entry.has_value()) break;
+    const bool was_live = entry->live++ > 0;
+    TORPOR_RETURN_IF_ERROR(PutRecord(txn, number, *entry));
     if (was_live) break;
-    number = entry.parent;
+    number = entry->parent;
   }
   return absl::OkStatus();
 }
 
 absl::Status DropName(WriteTxn& txn, RecordNumber number) {
   for (RecordNumber at = number; at != 0;) {
-    TORPOR_ASSIGN_OR_RETURN(RecordEntry entry, FindRecord(txn, at));
-    if (entry.live == 0) {
-      return absl::DataLossError(
-          absl::StrFormat("record %d: dropping a name it does not have", at));
+    TORPOR_ASSIGN_OR_RETURN(std::optional<RecordEntry> entry,
+                            FindSound(txn, at));
+    if (!entry.has_value()) break;
+    if (entry->live == 0) {
+      TORPOR_RETURN_IF_ERROR(AskForRecount(txn));
+      break;
     }
-    const bool still_live = --entry.live > 0;
-    TORPOR_RETURN_IF_ERROR(PutRecord(txn, at, entry));
+    const bool still_live = --entry->live > 0;
+    TORPOR_RETURN_IF_ERROR(PutRecord(txn, at, *entry));
     if (still_live) break;
-    at = entry.parent;
+    at = entry->parent;
   }
   return DropRef(txn, number);
 }
@@ -345,22 +379,140 @@ absl::StatusOr<Reaped> ReapRecord(WriteTxn& txn, RecordNumber number) {
   Reaped reaped;
   TORPOR_ASSIGN_OR_RETURN(const auto trash, txn.Get(Table::kTrash, key));
   if (!trash.has_value()) return reaped;
-  TORPOR_ASSIGN_OR_RETURN(reaped.extent, DecodeExtent(*trash));
+  // A damaged length is not believed: what is there is counted.
+  const absl::StatusOr<RecordExtent> extent = DecodeExtent(*trash);
+  if (extent.ok()) reaped.extent.tenant = extent->tenant;
   TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kTrash, key).status());
-  for (uint32_t part = 0; part < PartCount(reaped.extent.record_bytes);
-       ++part) {
-    TORPOR_RETURN_IF_ERROR(
-        txn.Delete(Table::kParts, PartKey(number, part)).status());
+  std::vector<std::string> parts;
+  TORPOR_RETURN_IF_ERROR(
+      txn.Scan(Table::kParts, PartKey(number, 0), [&](const Entry& entry) {
+        if (!entry.key.starts_with(key)) return false;
+        parts.emplace_back(entry.key);
+        reaped.extent.record_bytes += entry.value.size();
+        return true;
+      }));
+  for (const std::string& part : parts) {
+    TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kParts, part).status());
   }
   TORPOR_ASSIGN_OR_RETURN(const auto value, txn.Get(Table::kRecords, key));
   // Staged records that were given up have no entry.
   if (!value.has_value()) return reaped;
-  TORPOR_ASSIGN_OR_RETURN(const RecordEntry entry, DecodeRecordEntry(*value));
-  reaped.quarantined = entry.quarantined;
+  const absl::StatusOr<RecordEntry> entry = DecodeRecordEntry(*value);
   TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kRecords, key).status());
-  TORPOR_RETURN_IF_ERROR(DropChainKeys(txn, number, entry));
-  TORPOR_RETURN_IF_ERROR(DropRef(txn, entry.parent));
+  if (!entry.ok()) {
+    // Its keys in the chain index and its parent are not known.
+    TORPOR_RETURN_IF_ERROR(AskForRecount(txn));
+    return reaped;
+  }
+  reaped.quarantined = entry->quarantined;
+  TORPOR_RETURN_IF_ERROR(DropChainKeys(txn, number, *entry));
+  TORPOR_RETURN_IF_ERROR(DropRef(txn, entry->parent));
   return reaped;
+}
+
+absl::StatusOr<bool> RecountIsDue(const ReadView& view) {
+  TORPOR_ASSIGN_OR_RETURN(const auto value,
+                          view.Get(Table::kMeta, kMetaRecount));
+  return value.has_value();
+}
+
+absl::Status AskForRecount(WriteTxn& txn) {
+  return txn.Put(Table::kMeta, kMetaRecount, {});
+}
+
+absl::StatusOr<bool> Recount(WriteTxn& txn) {
+  bool damaged_manifest = false;
+  std::vector<RecordNumber> named;
+  TORPOR_RETURN_IF_ERROR(
+      txn.Scan(Table::kSessions, "", [&](const Entry& entry) {
+        const absl::StatusOr<SessionManifest> manifest =
+            DecodeManifest(entry.value);
+        damaged_manifest = !manifest.ok();
+        if (damaged_manifest) return false;
+        named.push_back(manifest->tip);
+        for (const AttachmentRef& a : manifest->attachments) {
+          named.push_back(a.record);
+        }
+        return true;
+      }));
+  if (damaged_manifest) return false;
+
+  struct Counts {
+    uint64_t refs = 0;
+    uint64_t live = 0;
+  };
+  std::map<RecordNumber, Counts> counts;
+  std::map<RecordNumber, std::optional<RecordEntry>> records;
+  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kRecords, "", [&](const Entry& entry) {
+    const auto number = LoadBigEndian<uint64_t>(entry.key);
+    const absl::StatusOr<RecordEntry> record = DecodeRecordEntry(entry.value);
+    if (record.ok()) {
+      records[number] = *record;
+      ++counts[record->parent].refs;
+    } else {
+      records[number] = std::nullopt;
+    }
+    return true;
+  }));
+  for (const RecordNumber tip : named) {
+    ++counts[tip].refs;
+    // Up the chain until an ancestor was live already.
+    for (RecordNumber at = tip; at != 0;) {
+      if (counts[at].live++ > 0) break;
+      const auto it = records.find(at);
+      if (it == records.end() || !it->second.has_value()) break;
+      at = it->second->parent;
+    }
+  }
+  bool corrected = false;
+  for (auto& [number, record] : records) {
+    const Counts& right = counts[number];
+    const std::string key = RecordKey(number);
+    if (record.has_value() &&
+        (record->refs != right.refs || record->live != right.live)) {
+      record->refs = static_cast<uint32_t>(right.refs);
+      record->live = static_cast<uint32_t>(right.live);
+      TORPOR_RETURN_IF_ERROR(PutRecord(txn, number, *record));
+      corrected = true;
+    }
+    TORPOR_ASSIGN_OR_RETURN(const auto trash, txn.Get(Table::kTrash, key));
+    if (trash.has_value() == (right.refs == 0)) continue;
+    corrected = true;
+    if (right.refs == 0) {
+      const RecordExtent extent =
+          record.has_value()
+              ? RecordExtent{record->tenant, record->record_bytes}
+              : RecordExtent{};
+      TORPOR_RETURN_IF_ERROR(
+          txn.Put(Table::kTrash, key, AsBytes(ExtentValue(extent))));
+    } else {
+      TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kTrash, key).status());
+    }
+  }
+  std::vector<std::string> nowhere;
+  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kChain, "", [&](const Entry& entry) {
+    if (!records.contains(RecordOfChainKey(entry.key))) {
+      nowhere.emplace_back(entry.key);
+    }
+    return true;
+  }));
+  for (const std::string& key : nowhere) {
+    TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kChain, key).status());
+  }
+  corrected = corrected || !nowhere.empty();
+  nowhere.clear();
+  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kBlocks, "", [&](const Entry& entry) {
+    ByteReader r(entry.value);
+    const auto number = r.Int<uint64_t>();
+    if (!r.Done() || !records.contains(number)) nowhere.emplace_back(entry.key);
+    return true;
+  }));
+  for (const std::string& key : nowhere) {
+    TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kBlocks, key).status());
+  }
+  corrected = corrected || !nowhere.empty();
+  TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kMeta, kMetaRecount).status());
+  return corrected;
 }
 
 absl::StatusOr<RecordNumber> DrawRecordNumbers(WriteTxn& txn, uint64_t count) {

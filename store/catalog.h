@@ -30,6 +30,16 @@ absl::StatusOr<std::optional<SessionManifest>> FindSession(
 absl::Status PutSession(WriteTxn& txn, const SessionKey& session,
                         const SessionManifest& manifest);
 
+// The manifest that a write finds: with `expected` 0 none, else the one of that
+// version; kAborted naming the holder, or kNotFound. A damaged manifest stands
+// in nobody's way when the write keeps nothing of it (`keeps_none`): then it is
+// none. PutSession over it, or deleting its key, leaves counts to Recount.
+absl::StatusOr<std::optional<SessionManifest>> FindBase(
+    WriteTxn& txn, const SessionKey& session, uint64_t expected,
+    bool keeps_none);
+absl::Status CheckBase(const ReadView& view, const SessionKey& session,
+                       uint64_t expected, bool keeps_none);
+
 // The manifest whose version is `expected` (not 0). kNotFound, or kAborted
 // naming the holder.
 absl::StatusOr<SessionManifest> RequireVersion(const ReadView& view,
@@ -50,7 +60,8 @@ absl::Status PutRecord(WriteTxn& txn, RecordNumber number,
 
 // A manifest names a record, or does so no more. The last name gone puts the
 // record into the trash; the first name takes it out again. Whether ancestors
-// are live follows at once. Number 0 is no record: nothing happens.
+// are live follows at once. Number 0 is no record: nothing happens. A walk ends
+// at an ancestor whose entry is damaged; what lies behind it waits for Recount.
 absl::Status AddName(WriteTxn& txn, RecordNumber number);
 absl::Status DropName(WriteTxn& txn, RecordNumber number);
 
@@ -115,6 +126,13 @@ struct Reaped {
   bool quarantined = false;
 };
 absl::StatusOr<Reaped> ReapRecord(WriteTxn& txn, RecordNumber number);
+
+// Counts names and live ones anew, puts what has none into the trash, and drops
+// keys of the chain index that lead nowhere. True when there was anything to
+// correct. Waits while a manifest is damaged: its names cannot be counted.
+absl::StatusOr<bool> Recount(WriteTxn& txn);
+[[nodiscard]] absl::StatusOr<bool> RecountIsDue(const ReadView& view);
+absl::Status AskForRecount(WriteTxn& txn);
 
 // A record number below which everything is drawn; draws `count` more.
 absl::StatusOr<RecordNumber> DrawRecordNumbers(WriteTxn& txn, uint64_t count);

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -18,6 +19,8 @@
 
 namespace torpor::store {
 namespace {
+
+constexpr const char* kMarkName = "/torpor.data";
 
 std::string ReadAll(int fd) {
   std::array<char, 512> text{};
@@ -92,6 +95,37 @@ absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Acquire(
 }
 
 DataDir::~DataDir() { close(lock_fd_); }
+
+absl::Status DataDir::CheckData() const {
+  struct stat st;
+  if (stat((path_ + kMarkName).c_str(), &st) != 0) return absl::OkStatus();
+  const std::string data_path = path_ + "/data.mdb";
+  const bool there = stat(data_path.c_str(), &st) == 0;
+  if (there && st.st_size > 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "data directory %s: data.mdb is %s, yet a store was here; restore it "
+      "from a backup, or delete the directory to begin anew",
+      path_, there ? "empty" : "gone"));
+}
+
+absl::Status DataDir::MarkData() const {
+  const std::string mark_path = path_ + kMarkName;
+  struct stat st;
+  if (stat(mark_path.c_str(), &st) == 0) return absl::OkStatus();
+  constexpr std::string_view kText = "A torpor store lives here.\n";
+  const int fd = open(mark_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  bool ok = fd >= 0 &&
+            write(fd, kText.data(), kText.size()) ==
+                static_cast<ssize_t>(kText.size()) &&
+            fsync(fd) == 0;
+  if (fd >= 0) close(fd);
+  const int dir_fd = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ok = ok && dir_fd >= 0 && fsync(dir_fd) == 0;
+  if (dir_fd >= 0) close(dir_fd);
+  return ok ? absl::OkStatus()
+            : absl::ResourceExhaustedError(absl::StrFormat(
+                  "write %s: %s", mark_path, std::strerror(errno)));
+}
 
 absl::StatusOr<uint64_t> DataDir::FreeBytes() const {
   TORPOR_ASSIGN_OR_RETURN(const struct statvfs fs, FileSystem(path_));

@@ -26,6 +26,12 @@ class DataDir {
 
   [[nodiscard]] const std::string& path() const { return path_; }
 
+  // kDataLoss when data.mdb is gone or empty although a store was here: LMDB
+  // would begin a new one in its place.
+  [[nodiscard]] absl::Status CheckData() const;
+  // Leaves a note that a store is here. Durable on return.
+  [[nodiscard]] absl::Status MarkData() const;
+
   // Bytes that the file system has left for us.
   [[nodiscard]] absl::StatusOr<uint64_t> FreeBytes() const;
   [[nodiscard]] absl::StatusOr<uint64_t> DiskBytes() const;

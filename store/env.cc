@@ -5,12 +5,14 @@
 #include <fcntl.h>
 #include <lmdb.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -25,6 +27,10 @@ namespace {
 constexpr std::array<const char*, kTableCount> kTableNames = {
     "meta",  "sessions", "records", "parts",      "blocks",
     "chain", "staging",  "trash",   "tombstones", "models"};
+
+// How long a transaction waits for an environment that is being opened again,
+// and that for the transactions which are open.
+constexpr auto kReopenTimeout = std::chrono::seconds(10);
 
 // Read transactions are short, but a few hundred may run at once.
 constexpr unsigned kMaxReaders = 1024;
@@ -184,12 +190,20 @@ uint64_t ReadView::Count(Table table) const {
 }
 
 ReadTxn::ReadTxn(Env* env, MDB_txn* txn) : ReadView(env, txn), owner_(env) {}
-ReadTxn::~ReadTxn() { owner_->ReturnReader(txn_); }
+ReadTxn::~ReadTxn() {
+  owner_->ReturnReader(txn_);
+  owner_->Leave();
+}
 
 // ---- writes ---------------------------------------------------------------
 
+WriteTxn::WriteTxn(Env* env, MDB_txn* txn, bool nested)
+    : ReadView(env, txn), owner_(env), nested_(nested) {}
+
 WriteTxn::~WriteTxn() {
-  if (txn_ != nullptr) mdb_txn_abort(txn_);
+  if (txn_ == nullptr) return;
+  mdb_txn_abort(txn_);
+  if (!nested_) owner_->Leave();
 }
 
 absl::Status WriteTxn::Put(Table table, std::string_view key,
@@ -238,12 +252,14 @@ absl::StatusOr<std::unique_ptr<WriteTxn>> WriteTxn::Child() {
   if (const int rc = mdb_txn_begin(env_->env_, txn_, 0, &child); rc != 0) {
     return LmdbError("begin nested transaction", rc);
   }
-  return std::unique_ptr<WriteTxn>(new WriteTxn(env_, child));
+  return std::unique_ptr<WriteTxn>(
+      new WriteTxn(owner_, child, /*nested=*/true));
 }
 
 absl::Status WriteTxn::Commit() {
   MDB_txn* const txn = std::exchange(txn_, nullptr);
   const int rc = mdb_txn_commit(txn);
+  if (!nested_) owner_->Leave();
   return rc == 0 ? absl::OkStatus() : LmdbError("commit", rc);
 }
 
@@ -265,43 +281,14 @@ absl::StatusOr<std::unique_ptr<Env>> Env::Open(const EnvOptions& options) {
   env->directory_ = options.directory;
   env->identity_ = std::move(identity);
 
-  uint64_t map_bytes = options.map_bytes;
-  if (map_bytes == 0) {
-    TORPOR_ASSIGN_OR_RETURN(map_bytes, DefaultMapBytes(options.directory));
+  env->map_bytes_ = options.map_bytes;
+  env->no_sync_ = options.no_sync_for_test;
+  if (env->map_bytes_ == 0) {
+    TORPOR_ASSIGN_OR_RETURN(env->map_bytes_,
+                            DefaultMapBytes(options.directory));
   }
-  map_bytes = map_bytes / 4096 * 4096;
-
-  const std::string what =
-      absl::StrFormat("open environment %s", options.directory);
-  if (const int rc = mdb_env_create(&env->env_); rc != 0) {
-    return LmdbError(what, rc);
-  }
-  unsigned flags = MDB_NOTLS | MDB_NORDAHEAD;
-  if (options.no_sync_for_test) flags |= MDB_NOSYNC;
-  for (const int rc :
-       {mdb_env_set_maxdbs(env->env_, kTableCount),
-        mdb_env_set_maxreaders(env->env_, kMaxReaders),
-        mdb_env_set_mapsize(env->env_, map_bytes),
-        mdb_env_open(env->env_, options.directory.c_str(), flags, 0600)}) {
-    if (rc != 0) return LmdbError(what, rc);
-  }
-  mdb_reader_check(env->env_, nullptr);
-  TORPOR_RETURN_IF_ERROR(
-      RestoreLength(options.directory + "/data.mdb", env->Info().used_bytes));
-
-  MDB_txn* txn = nullptr;
-  if (const int rc = mdb_txn_begin(env->env_, nullptr, 0, &txn); rc != 0) {
-    return LmdbError(what, rc);
-  }
-  for (size_t i = 0; i < kTableCount; ++i) {
-    if (const int rc =
-            mdb_dbi_open(txn, kTableNames[i], MDB_CREATE, &env->dbi_[i]);
-        rc != 0) {
-      mdb_txn_abort(txn);
-      return LmdbError(absl::StrFormat("open table %s", kTableNames[i]), rc);
-    }
-  }
-  if (const int rc = mdb_txn_commit(txn); rc != 0) return LmdbError(what, rc);
+  env->map_bytes_ = env->map_bytes_ / 4096 * 4096;
+  TORPOR_RETURN_IF_ERROR(env->OpenLmdb());
 
   const std::filesystem::path dir =
       std::filesystem::absolute(options.directory).lexically_normal();
@@ -312,36 +299,143 @@ absl::StatusOr<std::unique_ptr<Env>> Env::Open(const EnvOptions& options) {
   return env;
 }
 
-Env::~Env() {
+absl::Status Env::OpenLmdb() {
+  const std::string what = absl::StrFormat("open environment %s", directory_);
+  if (const int rc = mdb_env_create(&env_); rc != 0) {
+    return LmdbError(what, rc);
+  }
+  unsigned flags = MDB_NOTLS | MDB_NORDAHEAD;
+  if (no_sync_) flags |= MDB_NOSYNC;
+  for (const int rc : {mdb_env_set_maxdbs(env_, kTableCount),
+                       mdb_env_set_maxreaders(env_, kMaxReaders),
+                       mdb_env_set_mapsize(env_, map_bytes_),
+                       mdb_env_open(env_, directory_.c_str(), flags, 0600)}) {
+    if (rc != 0) return LmdbError(what, rc);
+  }
+  mdb_reader_check(env_, nullptr);
+  TORPOR_RETURN_IF_ERROR(
+      RestoreLength(directory_ + "/data.mdb", ReadInfo().used_bytes));
+
+  MDB_txn* txn = nullptr;
+  if (const int rc = mdb_txn_begin(env_, nullptr, 0, &txn); rc != 0) {
+    return LmdbError(what, rc);
+  }
+  for (size_t i = 0; i < kTableCount; ++i) {
+    if (const int rc = mdb_dbi_open(txn, kTableNames[i], MDB_CREATE, &dbi_[i]);
+        rc != 0) {
+      mdb_txn_abort(txn);
+      return LmdbError(absl::StrFormat("open table %s", kTableNames[i]), rc);
+    }
+  }
+  if (const int rc = mdb_txn_commit(txn); rc != 0) return LmdbError(what, rc);
+  return absl::OkStatus();
+}
+
+void Env::CloseLmdb() {
   {
     MutexLock lock(&mu_);
     for (MDB_txn* txn : idle_readers_) mdb_txn_abort(txn);
     idle_readers_.clear();
   }
-  if (env_ != nullptr) mdb_env_close(env_);
+  if (env_ != nullptr) mdb_env_close(std::exchange(env_, nullptr));
+}
+
+Env::~Env() {
+  CloseLmdb();
   MutexLock lock(&OpenMutex());
   OpenDirectories().erase(identity_);
 }
 
-absl::StatusOr<std::unique_ptr<ReadTxn>> Env::BeginRead() {
-  MDB_txn* txn = nullptr;
+uint64_t Env::generation() const {
+  MutexLock lock(&mu_);
+  return generation_;
+}
+
+absl::Status Env::Enter() {
+  const auto deadline = std::chrono::steady_clock::now() + kReopenTimeout;
+  for (;;) {
+    uint64_t failed = 0;
+    {
+      MutexLock lock(&mu_);
+      while (reopening_) {
+        if (!changed_.WaitUntil(&mu_, deadline)) {
+          return absl::UnavailableError(
+              "environment: being opened again after a failed write");
+        }
+      }
+      if (env_ != nullptr) {
+        ++open_txns_;
+        return absl::OkStatus();
+      }
+      failed = generation_;
+    }
+    TORPOR_RETURN_IF_ERROR(Reopen(failed));
+  }
+}
+
+void Env::Leave() {
+  MutexLock lock(&mu_);
+  if (--open_txns_ == 0) changed_.NotifyAll();
+}
+
+absl::Status Env::Reopen(uint64_t generation) {
+  const auto deadline = std::chrono::steady_clock::now() + kReopenTimeout;
   {
     MutexLock lock(&mu_);
-    if (!idle_readers_.empty()) {
-      txn = idle_readers_.back();
-      idle_readers_.pop_back();
+    while (reopening_) {
+      if (!changed_.WaitUntil(&mu_, deadline)) break;
+    }
+    if (generation_ != generation) return absl::OkStatus();
+    if (reopening_) {
+      return absl::UnavailableError("environment: being opened again");
+    }
+    reopening_ = true;
+    while (open_txns_ > 0) {
+      if (!changed_.WaitUntil(&mu_, deadline)) {
+        reopening_ = false;
+        changed_.NotifyAll();
+        return absl::UnavailableError(absl::StrFormat(
+            "environment: cannot be opened again, %d transactions are open",
+            open_txns_));
+      }
     }
   }
-  if (txn != nullptr) {
-    if (const int rc = mdb_txn_renew(txn); rc != 0) {
-      mdb_txn_abort(txn);
-      return LmdbError("renew read transaction", rc);
+  CloseLmdb();
+  const absl::Status status = OpenLmdb();
+  if (!status.ok()) CloseLmdb();
+  MutexLock lock(&mu_);
+  reopening_ = false;
+  ++generation_;
+  changed_.NotifyAll();
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<ReadTxn>> Env::BeginRead() {
+  for (bool again = false;; again = true) {
+    const uint64_t before = generation();
+    TORPOR_RETURN_IF_ERROR(Enter());
+    MDB_txn* txn = nullptr;
+    {
+      MutexLock lock(&mu_);
+      if (!idle_readers_.empty()) {
+        txn = idle_readers_.back();
+        idle_readers_.pop_back();
+      }
     }
-  } else if (const int rc = mdb_txn_begin(env_, nullptr, MDB_RDONLY, &txn);
-             rc != 0) {
-    return LmdbError("begin read transaction", rc);
+    int rc = 0;
+    if (txn != nullptr) {
+      rc = mdb_txn_renew(txn);
+      if (rc != 0) mdb_txn_abort(txn);
+    } else {
+      rc = mdb_txn_begin(env_, nullptr, MDB_RDONLY, &txn);
+    }
+    if (rc == 0) return std::unique_ptr<ReadTxn>(new ReadTxn(this, txn));
+    Leave();
+    if (rc != MDB_PANIC || again) {
+      return LmdbError("begin read transaction", rc);
+    }
+    TORPOR_RETURN_IF_ERROR(Reopen(before));
   }
-  return std::unique_ptr<ReadTxn>(new ReadTxn(this, txn));
 }
 
 void Env::ReturnReader(MDB_txn* txn) {
@@ -351,20 +445,106 @@ void Env::ReturnReader(MDB_txn* txn) {
 }
 
 absl::StatusOr<std::unique_ptr<WriteTxn>> Env::BeginWrite() {
-  MDB_txn* txn = nullptr;
-  if (const int rc = mdb_txn_begin(env_, nullptr, 0, &txn); rc != 0) {
-    return LmdbError("begin write transaction", rc);
+  for (bool again = false;; again = true) {
+    const uint64_t before = generation();
+    TORPOR_RETURN_IF_ERROR(Enter());
+    MDB_txn* txn = nullptr;
+    const int rc = mdb_txn_begin(env_, nullptr, 0, &txn);
+    if (rc == 0) {
+      return std::unique_ptr<WriteTxn>(
+          new WriteTxn(this, txn, /*nested=*/false));
+    }
+    Leave();
+    if (rc != MDB_PANIC || again) {
+      return LmdbError("begin write transaction", rc);
+    }
+    TORPOR_RETURN_IF_ERROR(Reopen(before));
   }
-  return std::unique_ptr<WriteTxn>(new WriteTxn(this, txn));
+}
+
+absl::Status Env::EnsureRoom(uint64_t bytes) {
+  // Blocks are asked for in larger steps than commits need them.
+  constexpr uint64_t kStep = uint64_t{16} << 20;
+  TORPOR_RETURN_IF_ERROR(Enter());
+  const uint64_t used = ReadInfo().used_bytes;
+  int fd = -1;
+  mdb_env_get_fd(env_, &fd);
+  Leave();
+  const uint64_t end = used + bytes;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && end > limit.rlim_cur) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "data.mdb: %d bytes used, %d more wanted, the process may write files "
+        "of %d bytes",
+        used, bytes, limit.rlim_cur));
+  }
+  if (end <= allocated_end_) return absl::OkStatus();
+  const auto allocate = [&](uint64_t to) {
+    return fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(used),
+                     static_cast<off_t>(to - used)) == 0
+               ? 0
+               : errno;
+  };
+  uint64_t to = end + kStep;
+  int error = allocate(to);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    to = end;
+    error = allocate(to);
+  }
+  // Not every file system can; then commits find out by themselves.
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("data.mdb: %d bytes used, no room for %d more: %s",
+                        used, bytes, std::strerror(error)));
+  }
+  allocated_end_ = to;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Env::ReusableBytes() {
+  // Number of LMDB's table of free pages: per transaction that freed them a
+  // list of page numbers, its length first.
+  constexpr MDB_dbi kFreeDbi = 0;
+  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, BeginRead());
+  // A list is free for the second transaction after its own.
+  const size_t next = mdb_txn_id(txn->txn_) + 1;
+  MDB_cursor* raw = nullptr;
+  if (const int rc = mdb_cursor_open(txn->txn_, kFreeDbi, &raw); rc != 0) {
+    return LmdbError("scan of the free pages", rc);
+  }
+  const std::unique_ptr<MDB_cursor, decltype(&mdb_cursor_close)> cursor(
+      raw, &mdb_cursor_close);
+  MDB_val k;
+  MDB_val v;
+  uint64_t pages = 0;
+  int rc = mdb_cursor_get(raw, &k, &v, MDB_FIRST);
+  for (; rc == 0; rc = mdb_cursor_get(raw, &k, &v, MDB_NEXT)) {
+    size_t id = 0;
+    size_t n = 0;
+    std::memcpy(&id, k.mv_data, sizeof(id));
+    std::memcpy(&n, v.mv_data, sizeof(n));
+    if (id + 2 <= next) pages += n;
+  }
+  if (rc != MDB_NOTFOUND) return LmdbError("scan of the free pages", rc);
+  return pages * 4096;
 }
 
 int Env::CheckReaders() {
+  if (!Enter().ok()) return 0;
   int dead = 0;
   mdb_reader_check(env_, &dead);
+  Leave();
   return dead;
 }
 
-EnvInfo Env::Info() const {
+EnvInfo Env::Info() {
+  if (!Enter().ok()) return {};
+  const EnvInfo info = ReadInfo();
+  Leave();
+  return info;
+}
+
+EnvInfo Env::ReadInfo() const {
   MDB_envinfo info;
   MDB_stat stat;
   mdb_env_info(env_, &info);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The LMDB environment: tables, short read transactions, write transactions.
-// One Env per directory per process. Values handed out are views into the map,
-// valid only inside their transaction; a read transaction is never held over
-// an RPC, a replay or a lock. lock.mdb is never opened by us: closing any
-// descriptor of it would drop LMDB's own locks.
+// One Env per directory per process. After a meta page could not be written
+// LMDB refuses everything until it is opened anew; Env does that by itself.
+// Values handed out are views into the map, valid only inside their
+// transaction; a read transaction is never held over an RPC, a replay or a
+// lock. lock.mdb is never opened by us: closing any descriptor of it would drop
+// LMDB's own locks.
 
 #ifndef TORPOR_STORE_ENV_H_
 #define TORPOR_STORE_ENV_H_
@@ -121,7 +123,9 @@ class WriteTxn final : public ReadView {
 
  private:
   friend class Env;
-  WriteTxn(const Env* env, MDB_txn* txn) : ReadView(env, txn) {}
+  WriteTxn(class Env* env, MDB_txn* txn, bool nested);
+  class Env* const owner_;
+  const bool nested_;
 };
 
 struct EnvInfo {
@@ -146,9 +150,17 @@ class Env {
   // Waits for the current writer.
   absl::StatusOr<std::unique_ptr<WriteTxn>> BeginWrite();
 
+  // Has the file system set aside blocks for `bytes` more behind the pages in
+  // use, so that no page of a commit meets a full disk. kResourceExhausted when
+  // it has none left. Only the writer calls this.
+  absl::Status EnsureRoom(uint64_t bytes);
+  // Bytes of free pages that the next write transaction may use.
+  [[nodiscard]] absl::StatusOr<uint64_t> ReusableBytes();
+
   // Frees reader slots of dead processes; returns how many.
   int CheckReaders();
-  [[nodiscard]] EnvInfo Info() const;
+  // Zeros while the environment cannot be opened.
+  [[nodiscard]] EnvInfo Info();
   [[nodiscard]] const std::string& directory() const { return directory_; }
 
   // Tells the kernel that a value is about to be read. The map is opened
@@ -162,13 +174,33 @@ class Env {
 
   Env() = default;
   void ReturnReader(MDB_txn* txn);
+  // Opens LMDB and its tables.
+  absl::Status OpenLmdb();
+  [[nodiscard]] EnvInfo ReadInfo() const;
+  void CloseLmdb();
+  // A transaction is about to begin, or is over.
+  absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_);
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes and opens LMDB again once no transaction is open. `generation` is
+  // the one that failed; nothing happens when another caller was faster.
+  absl::Status Reopen(uint64_t generation) ABSL_LOCKS_EXCLUDED(mu_);
+  [[nodiscard]] uint64_t generation() const ABSL_LOCKS_EXCLUDED(mu_);
 
   std::string directory_;
   std::string identity_;  // device and inode of the directory
+  uint64_t map_bytes_ = 0;
+  bool no_sync_ = false;
+  // Change only in Reopen, while no transaction is open.
   MDB_env* env_ = nullptr;
   std::array<unsigned, kTableCount> dbi_{};
+  // One past the last byte that EnsureRoom had set aside.
+  uint64_t allocated_end_ = 0;
 
-  Mutex mu_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  uint64_t open_txns_ ABSL_GUARDED_BY(mu_) = 0;
+  bool reopening_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
   // Reset read transactions, to be renewed: beginning one takes a lock on the
   // reader table.
   std::vector<MDB_txn*> idle_readers_ ABSL_GUARDED_BY(mu_);

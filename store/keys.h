@@ -19,6 +19,10 @@ namespace torpor::store {
 inline constexpr std::string_view kMetaFormat = "format";
 inline constexpr std::string_view kMetaNextRecord = "next_record";
 inline constexpr std::string_view kMetaVersionFloor = "version_floor";
+// Present: counts of records may be too high, Recount is due.
+inline constexpr std::string_view kMetaRecount = "recount";
+// Of no meaning; a commit that changes next to nothing writes it.
+inline constexpr std::string_view kMetaTick = "tick";
 
 inline std::string TenantSecretKey(uint32_t tenant) {
   std::string key = "secret/";

@@ -109,6 +109,7 @@ absl::StatusOr<std::unique_ptr<LmdbSessionStore>> LmdbSessionStore::Open(
   if (!options.clock) options.clock = SystemClock();
   TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<DataDir> dir,
                           DataDir::Acquire(options.data_dir));
+  TORPOR_RETURN_IF_ERROR(dir->CheckData());
   TORPOR_ASSIGN_OR_RETURN(
       std::unique_ptr<Env> env,
       Env::Open({.directory = options.data_dir,
@@ -118,6 +119,7 @@ absl::StatusOr<std::unique_ptr<LmdbSessionStore>> LmdbSessionStore::Open(
   auto core = std::make_unique<StoreCore>(std::move(options), std::move(dir),
                                           std::move(env), budget);
   TORPOR_RETURN_IF_ERROR(StartUp(core.get()));
+  TORPOR_RETURN_IF_ERROR(core->dir->MarkData());
   return std::unique_ptr<LmdbSessionStore>(
       new LmdbSessionStore(std::move(core)));
 }
@@ -229,18 +231,18 @@ absl::StatusOr<ListResult> LmdbSessionStore::List(uint32_t tenant,
   TORPOR_RETURN_IF_ERROR(
       txn->Scan(Table::kSessions, from, [&](const Entry& entry) {
         if (!entry.key.starts_with(wanted)) return false;
+        const absl::StatusOr<SessionManifest> manifest =
+            DecodeManifest(entry.value);
+        if (manifest.ok() && core_->Expired(*manifest)) return true;
         if (result.sessions.size() == limit) {
           result.next = result.sessions.back().key.id;
           return false;
         }
         const SessionKey key{tenant,
                              std::string(entry.key.substr(sizeof(tenant)))};
-        const absl::StatusOr<SessionManifest> manifest =
-            DecodeManifest(entry.value);
         SessionInfo info;
         info.key = key;
         if (manifest.ok()) {
-          if (core_->Expired(*manifest)) return true;
           absl::StatusOr<SessionInfo> full =
               core_->InfoOf(*txn, key, *manifest);
           if (full.ok()) info = *std::move(full);
@@ -354,8 +356,9 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateMutation(spec));
   TORPOR_RETURN_IF_ERROR(core_->DropIfExpired(spec.session));
   uint64_t version = 0;
-  TORPOR_RETURN_IF_ERROR(
-      core_->writer.Run(kNameBytes, [&](WriteTxn& txn) -> absl::Status {
+  TORPOR_RETURN_IF_ERROR(core_->writer.Run(
+      kNameBytes,
+      [&](WriteTxn& txn) -> absl::Status {
         const std::string tombstone_key =
             TombstoneKey(spec.session, spec.operation_id);
         TORPOR_ASSIGN_OR_RETURN(const auto done,
@@ -367,16 +370,23 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
           return absl::OkStatus();
         }
         TORPOR_ASSIGN_OR_RETURN(
-            const SessionManifest manifest,
-            RequireVersion(txn, spec.session, spec.expected_version));
-        version = manifest.version;
-        TORPOR_RETURN_IF_ERROR(DeleteSession(txn, spec.session, manifest));
+            const std::optional<SessionManifest> manifest,
+            FindBase(txn, spec.session, spec.expected_version,
+                     /*keeps_none=*/true));
+        version = spec.expected_version;
+        if (manifest.has_value()) {
+          TORPOR_RETURN_IF_ERROR(DeleteSession(txn, spec.session, *manifest));
+        } else {
+          TORPOR_RETURN_IF_ERROR(
+              DeleteDamagedSession(txn, spec.session, version));
+        }
         const Tombstone tombstone{
             core_->Now(),
             {spec.operation_id, Verb::kErase, {.version = version}}};
         return txn.Put(Table::kTombstones, tombstone_key,
                        AsBytes(EncodeTombstone(tombstone)));
-      }));
+      },
+      Room::kMakes));
   core_->Untrack(spec.session);
   return version;
 }

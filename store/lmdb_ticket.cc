@@ -107,19 +107,22 @@ absl::StatusOr<BeginResult> LmdbTicket::Begin(StoreCore* core,
   {
     TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                             core->env->BeginRead());
-    TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> manifest,
-                            FindSession(*txn, s.session));
-    if (manifest.has_value()) {
-      if (const Operation* done = manifest->FindOperation(s.operation_id);
+    const absl::StatusOr<std::optional<SessionManifest>> manifest =
+        FindSession(*txn, s.session);
+    if (manifest.ok() && manifest->has_value()) {
+      if (const Operation* done = (*manifest)->FindOperation(s.operation_id);
           done != nullptr && done->verb == Verb::kSuspend) {
         return BeginResult{nullptr, done->receipt};
       }
     }
-    if (s.expected_version == 0) {
-      TORPOR_RETURN_IF_ERROR(RequireAbsent(*txn, s.session));
-    } else {
-      TORPOR_RETURN_IF_ERROR(
-          RequireVersion(*txn, s.session, s.expected_version).status());
+    TORPOR_RETURN_IF_ERROR(CheckBase(*txn, s.session, s.expected_version,
+                                     /*keeps_none=*/s.tokens_kept == 0));
+    if (manifest.ok() && manifest->has_value() &&
+        (*manifest)->fingerprint != s.layout.fingerprint) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "session '%s': its rows have another model fingerprint than this "
+          "suspend",
+          s.session.id));
     }
     TORPOR_ASSIGN_OR_RETURN(const std::optional<RecordLayout> layout,
                             FindLayout(*txn, s.layout.fingerprint));
@@ -146,22 +149,21 @@ absl::StatusOr<BeginResult> LmdbTicket::Begin(StoreCore* core,
 absl::StatusOr<SuspendBase> LmdbTicket::ReadBase(const TenantSecret& secret) {
   SuspendBase base;
   base.parent_chain = ChainRoot(secret, spec_.layout.fingerprint);
-  if (spec_.expected_version == 0) return base;
+  // What keeps nothing needs nothing of the version before, damaged or not.
+  if (spec_.expected_version == 0 || spec_.tokens_kept == 0) return base;
 
   TORPOR_ASSIGN_OR_RETURN(base_, LmdbLease::OfSession(core_, spec_.session,
                                                       spec_.expected_version));
   const SessionManifest& manifest = *base_->manifest();
-  if (manifest.fingerprint != spec_.layout.fingerprint) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "session '%s': its rows have another model fingerprint than this "
-        "suspend",
-        spec_.session.id));
-  }
   if (spec_.tokens_kept > manifest.n_tokens) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tokens kept: got %d, version %d of session '%s' has %d",
         spec_.tokens_kept, manifest.version, spec_.session.id,
         manifest.n_tokens));
+  }
+  TORPOR_RETURN_IF_ERROR(base_->CheckCut(spec_.tokens_kept));
+  if (spec_.kv_len < spec_.tokens_kept) {
+    TORPOR_RETURN_IF_ERROR(base_->CheckCut(spec_.kv_len));
   }
   base.kv_len = manifest.kv_len;
   base.n_tokens = manifest.n_tokens;
@@ -232,10 +234,18 @@ absl::Status LmdbTicket::Prepare() {
   }
   n_row_records_ = records_.size();
   TORPOR_RETURN_IF_ERROR(CopyKeptRows());
-  // Records that want no rows are complete already.
+  // Records that want no rows are complete already. They hold tokens at most:
+  // no reason to wait for a buffer.
   for (size_t i = 0; i < n_row_records_; ++i) {
-    if (records_[i]->bytes_missing != 0) continue;
-    TORPOR_RETURN_IF_ERROR(Activate(i, nullptr));
+    Record& record = *records_[i];
+    if (record.bytes_missing != 0) continue;
+    {
+      MutexLock lock(&mu_);
+      if (record.stage == Stage::kUntouched) {
+        record.buffer = core_->pool.Force(record.planned.header.record_bytes);
+        record.stage = Stage::kFilling;
+      }
+    }
     TORPOR_RETURN_IF_ERROR(RowsArrived(i, 0));
   }
   return absl::OkStatus();
@@ -271,18 +281,7 @@ LmdbTicket::~LmdbTicket() {
     }
     reserved = reserved_;
   }
-  if (!staged.empty()) {
-    // Failing here leaves them to the sweep of the next start.
-    core_->writer.Submit(
-        staged.size() * 64,
-        [staged](WriteTxn& txn) -> absl::Status {
-          for (const auto& [number, extent] : staged) {
-            TORPOR_RETURN_IF_ERROR(TrashStaged(txn, number, extent));
-          }
-          return absl::OkStatus();
-        },
-        [](const absl::Status&) {});
-  }
+  if (!staged.empty()) core_->AddOrphans(std::move(staged));
   core_->budget.Unreserve(spec_.session.tenant, reserved);
   core_->open_tickets.fetch_sub(1);
 }
@@ -858,19 +857,16 @@ SuspendReceipt LmdbTicket::Receipt(const Published& published) const {
 absl::Status LmdbTicket::Publish(WriteTxn& txn, Published* published) {
   *published = {};
   published->unused.resize(records_.size());
-  std::optional<SessionManifest> base;
-  if (spec_.expected_version == 0) {
-    TORPOR_RETURN_IF_ERROR(RequireAbsent(txn, spec_.session));
-  } else {
-    TORPOR_ASSIGN_OR_RETURN(
-        base, RequireVersion(txn, spec_.session, spec_.expected_version));
-  }
+  TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> base,
+                          FindBase(txn, spec_.session, spec_.expected_version,
+                                   /*keeps_none=*/spec_.tokens_kept == 0));
   const SessionManifest* base_ptr = base.has_value() ? &*base : nullptr;
   TORPOR_RETURN_IF_ERROR(EnsureLayout(txn, spec_.layout));
   SessionManifest& manifest = published->manifest;
   manifest = NewManifest(base_ptr);
   if (base_ptr == nullptr) {
-    TORPOR_ASSIGN_OR_RETURN(manifest.version, FirstVersion(txn));
+    TORPOR_ASSIGN_OR_RETURN(const uint64_t first, FirstVersion(txn));
+    manifest.version = std::max(first, spec_.expected_version + 1);
   }
   const bool unchanged = n_blocks_ == 0 && base_ptr != nullptr &&
                          base_ptr->kv_len == spec_.kv_len &&

@@ -47,8 +47,9 @@ absl::Status CheckFormat(StoreCore* core) {
 absl::Status TrashAllStaged(StoreCore* core) {
   constexpr size_t kPerTxn = 4096;
   for (bool more = true; more;) {
-    TORPOR_RETURN_IF_ERROR(
-        core->writer.Run(64 * kPerTxn, [&](WriteTxn& txn) -> absl::Status {
+    TORPOR_RETURN_IF_ERROR(core->writer.Run(
+        64 * kPerTxn,
+        [&](WriteTxn& txn) -> absl::Status {
           std::vector<std::pair<RecordNumber, RecordExtent>> staged;
           TORPOR_RETURN_IF_ERROR(
               txn.Scan(Table::kStaging, "", [&](const Entry& entry) {
@@ -62,7 +63,8 @@ absl::Status TrashAllStaged(StoreCore* core) {
             TORPOR_RETURN_IF_ERROR(TrashStaged(txn, number, extent));
           }
           return absl::OkStatus();
-        }));
+        },
+        Room::kMakes));
   }
   return absl::OkStatus();
 }
@@ -122,12 +124,39 @@ absl::Status DropOldTombstones(StoreCore* core) {
         }));
   }
   if (old.empty()) return absl::OkStatus();
-  return core->writer.Run(64 * old.size(), [&](WriteTxn& txn) -> absl::Status {
-    for (const std::string& key : old) {
-      TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kTombstones, key).status());
-    }
-    return absl::OkStatus();
-  });
+  return core->writer.Run(
+      64 * old.size(),
+      [&](WriteTxn& txn) -> absl::Status {
+        for (const std::string& key : old) {
+          TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kTombstones, key).status());
+        }
+        return absl::OkStatus();
+      },
+      Room::kMakes);
+}
+
+// Deletes a manifest; sessions created from now on begin above `version`.
+absl::Status DeleteKey(WriteTxn& txn, const SessionKey& session,
+                       uint64_t version) {
+  TORPOR_ASSIGN_OR_RETURN(const uint64_t next, FirstVersion(txn));
+  ByteWriter floor;
+  floor.Int(std::max(next - 1, version));
+  TORPOR_RETURN_IF_ERROR(
+      txn.Put(Table::kMeta, kMetaVersionFloor, AsBytes(floor.str())));
+  return txn.Delete(Table::kSessions, SessionTableKey(session)).status();
+}
+
+// Damage leaves counts behind that are too high; see Recount.
+absl::Status RecountIfDue(StoreCore* core) {
+  {
+    TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
+                            core->env->BeginRead());
+    TORPOR_ASSIGN_OR_RETURN(const bool due, RecountIsDue(*txn));
+    if (!due) return absl::OkStatus();
+  }
+  return core->writer.Run(
+      4096, [](WriteTxn& txn) -> absl::Status { return Recount(txn).status(); },
+      Room::kMakes);
 }
 
 }  // namespace
@@ -140,30 +169,35 @@ absl::Status StartUp(StoreCore* core) {
 
 absl::StatusOr<bool> RunMaintenance(StoreCore* core) {
   core->env->CheckReaders();
+  core->TrashOrphans();
   const std::vector<SessionKey> expired =
       core->expiry.Earliest(core->Now(), kExpirePerStep);
+  // What fails for one session must not stop the work for the others.
+  absl::Status failed;
   for (const SessionKey& session : expired) {
-    TORPOR_RETURN_IF_ERROR(
+    failed.Update(
         core->Evict(session,
                     [&](const SessionManifest& m) { return core->Expired(m); })
             .status());
   }
-  TORPOR_RETURN_IF_ERROR(DropOldTombstones(core));
+  failed.Update(DropOldTombstones(core));
+  failed.Update(RecountIfDue(core));
   TORPOR_ASSIGN_OR_RETURN(const size_t reaped, core->Reap(kReapPerTxn));
+  TORPOR_RETURN_IF_ERROR(failed);
   // A freed record may have been the last name of its parent.
   return reaped > 0 || expired.size() == kExpirePerStep;
 }
 
 absl::Status DeleteSession(WriteTxn& txn, const SessionKey& session,
                            const SessionManifest& manifest) {
-  TORPOR_ASSIGN_OR_RETURN(const uint64_t next, FirstVersion(txn));
-  ByteWriter floor;
-  floor.Int(std::max(next - 1, manifest.version));
-  TORPOR_RETURN_IF_ERROR(
-      txn.Put(Table::kMeta, kMetaVersionFloor, AsBytes(floor.str())));
-  TORPOR_RETURN_IF_ERROR(
-      txn.Delete(Table::kSessions, SessionTableKey(session)).status());
+  TORPOR_RETURN_IF_ERROR(DeleteKey(txn, session, manifest.version));
   return DropManifestNames(txn, manifest);
+}
+
+absl::Status DeleteDamagedSession(WriteTxn& txn, const SessionKey& session,
+                                  uint64_t version) {
+  TORPOR_RETURN_IF_ERROR(DeleteKey(txn, session, version));
+  return AskForRecount(txn);
 }
 
 absl::Status ApplyTouch(const StoreCore& core, const TouchSpec& spec,
@@ -211,9 +245,21 @@ absl::Status ApplyTouch(const StoreCore& core, const TouchSpec& spec,
 // ---- StoreCore ------------------------------------------------------------
 
 absl::StatusOr<size_t> StoreCore::Reap(size_t limit) {
+  for (;; limit /= 2) {
+    absl::StatusOr<size_t> reaped = ReapOnce(limit);
+    // On a full disk a smaller step may find the pages that it needs.
+    if (reaped.status().code() != absl::StatusCode::kResourceExhausted ||
+        limit == 1) {
+      return reaped;
+    }
+  }
+}
+
+absl::StatusOr<size_t> StoreCore::ReapOnce(size_t limit) {
   std::vector<Reaped> freed;
-  const absl::Status status =
-      writer.Run(4096, [&](WriteTxn& txn) -> absl::Status {
+  const absl::Status status = writer.Run(
+      4096,
+      [&](WriteTxn& txn) -> absl::Status {
         freed.clear();
         // Only what lay in the trash before this transaction: see store/pins.h.
         std::vector<RecordNumber> numbers;
@@ -230,7 +276,8 @@ absl::StatusOr<size_t> StoreCore::Reap(size_t limit) {
         // Nothing to do: no commit, no flush.
         return numbers.empty() ? absl::CancelledError("the trash is empty")
                                : absl::OkStatus();
-      });
+      },
+      Room::kMakes);
   if (status.code() == absl::StatusCode::kCancelled) return size_t{0};
   TORPOR_RETURN_IF_ERROR(status);
   for (const Reaped& reaped : freed) {
@@ -241,20 +288,59 @@ absl::StatusOr<size_t> StoreCore::Reap(size_t limit) {
   return freed.size();
 }
 
+void StoreCore::AddOrphans(
+    std::vector<std::pair<RecordNumber, RecordExtent>> orphans) {
+  {
+    MutexLock lock(&mu_);
+    orphans_.insert(orphans_.end(), orphans.begin(), orphans.end());
+  }
+  TrashOrphans();
+}
+
+void StoreCore::TrashOrphans() {
+  std::vector<std::pair<RecordNumber, RecordExtent>> orphans;
+  {
+    MutexLock lock(&mu_);
+    orphans.swap(orphans_);
+  }
+  if (orphans.empty()) return;
+  writer.Submit(
+      orphans.size() * 64,
+      [orphans](WriteTxn& txn) -> absl::Status {
+        for (const auto& [number, extent] : orphans) {
+          TORPOR_RETURN_IF_ERROR(TrashStaged(txn, number, extent));
+        }
+        return absl::OkStatus();
+      },
+      [this, orphans](const absl::Status& status) {
+        if (status.ok()) return;
+        MutexLock lock(&mu_);
+        orphans_.insert(orphans_.end(), orphans.begin(), orphans.end());
+      },
+      Room::kMakes);
+}
+
 absl::StatusOr<bool> StoreCore::Evict(
     const SessionKey& session,
     const std::function<bool(const SessionManifest&)>& still) {
   bool gone = false;
   bool absent = false;
-  TORPOR_RETURN_IF_ERROR(writer.Run(4096, [&](WriteTxn& txn) -> absl::Status {
-    gone = false;
-    TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> manifest,
-                            FindSession(txn, session));
-    absent = !manifest.has_value();
-    if (absent || !still(*manifest)) return absl::OkStatus();
-    gone = true;
-    return DeleteSession(txn, session, *manifest);
-  }));
+  TORPOR_RETURN_IF_ERROR(writer.Run(
+      4096,
+      [&](WriteTxn& txn) -> absl::Status {
+        gone = false;
+        const absl::StatusOr<std::optional<SessionManifest>> manifest =
+            FindSession(txn, session);
+        if (!manifest.ok() && !absl::IsDataLoss(manifest.status())) {
+          return manifest.status();
+        }
+        // A damaged manifest does not say whether it may go: it stays.
+        absent = !manifest.ok() || !manifest->has_value();
+        if (absent || !still(**manifest)) return absl::OkStatus();
+        gone = true;
+        return DeleteSession(txn, session, **manifest);
+      },
+      Room::kMakes));
   if (gone || absent) Untrack(session);
   return gone;
 }
@@ -263,15 +349,53 @@ absl::Status StoreCore::DropIfExpired(const SessionKey& session) {
   {
     TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                             env->BeginRead());
-    TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> manifest,
-                            FindSession(*txn, session));
-    if (!manifest.has_value() || !Expired(*manifest)) return absl::OkStatus();
+    const absl::StatusOr<std::optional<SessionManifest>> manifest =
+        FindSession(*txn, session);
+    // A damaged one is the caller's to judge.
+    if (absl::IsDataLoss(manifest.status())) return absl::OkStatus();
+    if (!manifest.ok()) return manifest.status();
+    if (!manifest->has_value() || !Expired(**manifest)) return absl::OkStatus();
   }
   return Evict(session, [&](const SessionManifest& m) { return Expired(m); })
       .status();
 }
 
+bool StoreCore::MayEvict(const SessionManifest& manifest) {
+  return manifest.session_class == SessionClass::kCache &&
+         manifest.pinned_until_us <= Now() && !pins.IsPinned(manifest.tip);
+}
+
+absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
+    uint32_t tenant, const Budget::Shortage& shortage) {
+  std::vector<SessionKey> sessions;
+  uint64_t bytes = 0;
+  uint64_t tenant_bytes = 0;
+  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
+  for (const SessionKey& session : last_use.Earliest(Now(), SIZE_MAX)) {
+    if (bytes >= shortage.store && tenant_bytes >= shortage.tenant) break;
+    // What other tenants hold is of no help to one beyond its own limit.
+    if (session.tenant != tenant && tenant_bytes < shortage.tenant) continue;
+    const absl::StatusOr<std::optional<SessionManifest>> manifest =
+        FindSession(*txn, session);
+    if (!manifest.ok() || !manifest->has_value()) continue;
+    if (!MayEvict(**manifest)) continue;
+    uint64_t freed = (*manifest)->page_bytes;
+    for (const AttachmentRef& a : (*manifest)->attachments) {
+      freed += a.page_bytes;
+    }
+    bytes += freed;
+    if (session.tenant == tenant) tenant_bytes += freed;
+    sessions.push_back(session);
+  }
+  // Not even all of them together: then none has to go.
+  if (bytes < shortage.store || tenant_bytes < shortage.tenant) {
+    sessions.clear();
+  }
+  return sessions;
+}
+
 absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
+  TrashOrphans();
   TORPOR_ASSIGN_OR_RETURN(const uint64_t disk_free, dir->FreeBytes());
   // Pages that the file has and nothing live occupies can be written again.
   const uint64_t used = env->Info().used_bytes;
@@ -294,16 +418,16 @@ absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
     return absl::OkStatus();
   };
   TORPOR_RETURN_IF_ERROR(reap_while_short());
-  if (budget.ShortageFor(tenant, bytes).any()) {
-    for (const SessionKey& session : last_use.Earliest(Now(), SIZE_MAX)) {
-      const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
-      if (!shortage.any()) break;
-      if (shortage.tenant > 0 && session.tenant != tenant) continue;
-      TORPOR_ASSIGN_OR_RETURN(
-          const bool gone, Evict(session, [&](const SessionManifest& m) {
-            return m.session_class == SessionClass::kCache &&
-                   m.pinned_until_us <= Now() && !pins.IsPinned(m.tip);
-          }));
+  if (const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
+      shortage.any()) {
+    TORPOR_ASSIGN_OR_RETURN(const std::vector<SessionKey> evictable,
+                            Evictable(tenant, shortage));
+    for (const SessionKey& session : evictable) {
+      if (!budget.ShortageFor(tenant, bytes).any()) break;
+      TORPOR_ASSIGN_OR_RETURN(const bool gone,
+                              Evict(session, [&](const SessionManifest& m) {
+                                return MayEvict(m);
+                              }));
       if (gone) TORPOR_RETURN_IF_ERROR(reap_while_short());
     }
   }

@@ -28,6 +28,10 @@ absl::StatusOr<bool> RunMaintenance(StoreCore* core);
 absl::Status DeleteSession(WriteTxn& txn, const SessionKey& session,
                            const SessionManifest& manifest);
 
+// The same where the manifest cannot be read.
+absl::Status DeleteDamagedSession(WriteTxn& txn, const SessionKey& session,
+                                  uint64_t version);
+
 // Applies a touch to a manifest and stores it. kResourceExhausted when a pin
 // would exceed the pinned bytes allowed.
 absl::Status ApplyTouch(const StoreCore& core, const TouchSpec& spec,

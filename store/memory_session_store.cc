@@ -122,6 +122,15 @@ struct Core {
     return &it->second;
   }
 
+  // A session whose time is over is gone; a write to its name finds none.
+  void DropIfExpiredLocked(const SessionKey& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const auto it = sessions.find(key);
+    if (it == sessions.end() || FindLocked(key) != nullptr) return;
+    version_floor = std::max(version_floor, it->second.info.version);
+    sessions.erase(it);
+  }
+
   absl::StatusOr<Session*> RequireLocked(const SessionKey& key,
                                          uint64_t expected)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -452,7 +461,13 @@ class MemoryTicket final : public SuspendTicket {
     for (const Bytes& slot : incoming_) {
       receipt.row_bytes_received += slot.size();
     }
-    receipt.stored_bytes = receipt.row_bytes_received;
+    receipt.token_bytes = uint64_t{4} * spec_.new_tokens.ids.size();
+    receipt.snapshot_bytes = next_.info.snapshot_bytes;
+    receipt.witness_bytes = next_.info.witness_bytes;
+    receipt.client_state_bytes = next_.info.client_state_bytes;
+    receipt.stored_bytes = receipt.row_bytes_received + receipt.token_bytes +
+                           receipt.snapshot_bytes + receipt.witness_bytes +
+                           receipt.client_state_bytes;
     return receipt;
   }
 
@@ -479,6 +494,7 @@ class MemorySessionStore final : public SessionStore {
   absl::StatusOr<BeginResult> Begin(SuspendSpec spec) override {
     TORPOR_RETURN_IF_ERROR(ValidateSuspend(spec));
     MutexLock lock(&core_.mu);
+    core_.DropIfExpiredLocked(spec.session);
     const Session* found = core_.FindLocked(spec.session);
     if (found != nullptr) {
       if (const Operation* done =
@@ -499,6 +515,10 @@ class MemorySessionStore final : public SessionStore {
       }
       if (spec.tokens_kept > base.info.n_tokens) {
         return absl::InvalidArgumentError("more tokens kept than there are");
+      }
+      TORPOR_RETURN_IF_ERROR(CheckCut(base, spec.tokens_kept));
+      if (spec.kv_len < spec.tokens_kept) {
+        TORPOR_RETURN_IF_ERROR(CheckCut(base, spec.kv_len));
       }
     }
     const auto layout = core_.layouts.find(spec.layout.fingerprint);
@@ -599,6 +619,7 @@ class MemorySessionStore final : public SessionStore {
   absl::StatusOr<SessionInfo> Fork(const ForkSpec& spec) override {
     TORPOR_RETURN_IF_ERROR(ValidateFork(spec));
     MutexLock lock(&core_.mu);
+    core_.DropIfExpiredLocked(spec.target.session);
     if (const Session* target = core_.FindLocked(spec.target.session)) {
       if (target->Find(spec.target.operation_id, Verb::kFork) != nullptr) {
         return target->info;
@@ -645,6 +666,7 @@ class MemorySessionStore final : public SessionStore {
                                      uint64_t at) override {
     TORPOR_RETURN_IF_ERROR(ValidateMutation(spec));
     MutexLock lock(&core_.mu);
+    core_.DropIfExpiredLocked(spec.session);
     if (const Session* session = core_.FindLocked(spec.session)) {
       if (session->Find(spec.operation_id, Verb::kRewind) != nullptr) {
         return session->info;
@@ -666,6 +688,7 @@ class MemorySessionStore final : public SessionStore {
   absl::StatusOr<uint64_t> Erase(const MutateSpec& spec) override {
     TORPOR_RETURN_IF_ERROR(ValidateMutation(spec));
     MutexLock lock(&core_.mu);
+    core_.DropIfExpiredLocked(spec.session);
     const auto key = std::pair(spec.session, spec.operation_id);
     if (const auto it = core_.erased.find(key); it != core_.erased.end()) {
       return it->second;

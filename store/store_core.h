@@ -63,6 +63,10 @@ struct StoreCore {
   absl::Status Admit(uint32_t tenant, uint64_t bytes);
   // Reaps up to `limit` records of the trash; how many were reaped.
   absl::StatusOr<size_t> Reap(size_t limit);
+  // Staged records of a suspend that is over: to the trash, now or, where a
+  // write fails, with the next call.
+  void AddOrphans(std::vector<std::pair<RecordNumber, RecordExtent>> orphans);
+  void TrashOrphans();
   // Deletes one session as if by its owner, without a tombstone. False when it
   // is not there or `still` says no.
   absl::StatusOr<bool> Evict(
@@ -102,6 +106,13 @@ struct StoreCore {
   std::atomic<uint64_t> quarantined{0};
 
  private:
+  absl::StatusOr<size_t> ReapOnce(size_t limit);
+  bool MayEvict(const SessionManifest& manifest);
+  // Cache sessions whose going covers the shortage, least recently used first;
+  // none when all of them do not.
+  absl::StatusOr<std::vector<SessionKey>> Evictable(
+      uint32_t tenant, const Budget::Shortage& shortage);
+
   mutable Mutex mu_;
   std::map<uint32_t, TenantSecret> secrets_ ABSL_GUARDED_BY(mu_);
   struct Pin {
@@ -109,6 +120,8 @@ struct StoreCore {
     uint64_t bytes;
   };
   std::map<SessionKey, Pin> session_pins_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<RecordNumber, RecordExtent>> orphans_
+      ABSL_GUARDED_BY(mu_);
   Mutex draw_mu_;
   RecordNumber next_record_ ABSL_GUARDED_BY(draw_mu_) = 0;
   RecordNumber drawn_end_ ABSL_GUARDED_BY(draw_mu_) = 0;

@@ -20,6 +20,11 @@
 namespace torpor::store {
 namespace {
 
+std::string HexPrefix(const Hash256& hash) {
+  return absl::StrFormat("%02x%02x%02x%02x", hash[0], hash[1], hash[2],
+                         hash[3]);
+}
+
 class IndexCheck {
  public:
   IndexCheck(const ReadView& view, VerifyReport* report)
@@ -29,6 +34,8 @@ class IndexCheck {
     TORPOR_RETURN_IF_ERROR(ReadSessions());
     TORPOR_RETURN_IF_ERROR(ReadRecords());
     CheckRecords();
+    CheckLayouts();
+    TORPOR_RETURN_IF_ERROR(CheckSmallTables());
     return CheckParts();
   }
 
@@ -53,6 +60,7 @@ class IndexCheck {
         damaged_manifests_ = true;
         return true;
       }
+      fingerprints_.insert(manifest->fingerprint);
       std::vector<RecordNumber> named{manifest->tip};
       for (const AttachmentRef& a : manifest->attachments) {
         named.push_back(a.record);
@@ -147,6 +155,52 @@ class IndexCheck {
     }
   }
 
+  void CheckLayouts() {
+    for (const Hash256& fingerprint : fingerprints_) {
+      const absl::StatusOr<std::optional<RecordLayout>> layout =
+          FindLayout(view_, fingerprint);
+      if (!layout.ok()) {
+        Problem("layout of fingerprint %s: %s", HexPrefix(fingerprint),
+                std::string(layout.status().message()));
+      } else if (!layout->has_value()) {
+        Problem("layout of fingerprint %s: gone", HexPrefix(fingerprint));
+      }
+    }
+  }
+
+  absl::Status CheckSmallTables() {
+    TORPOR_RETURN_IF_ERROR(
+        view_.Scan(Table::kBlocks, "", [&](const Entry& entry) {
+          ByteReader r(entry.value);
+          const auto number = r.Int<uint64_t>();
+          const auto it = records_.find(number);
+          if (!r.Done() || it == records_.end() || !it->second.full ||
+              BlockKey(it->second.tenant, it->second.block_id) != entry.key) {
+            Problem(
+                "block index: an entry names record %d, which is none of "
+                "its id",
+                number);
+          }
+          return true;
+        }));
+    for (const Table table : {Table::kStaging, Table::kTrash}) {
+      TORPOR_RETURN_IF_ERROR(view_.Scan(table, "", [&](const Entry& entry) {
+        if (!DecodeExtent(entry.value).ok()) {
+          Problem("record %d: its length in staging or trash is damaged",
+                  LoadBigEndian<uint64_t>(entry.key));
+        }
+        return true;
+      }));
+    }
+    return view_.Scan(Table::kTombstones, "", [&](const Entry& entry) {
+      if (const auto tombstone = DecodeTombstone(entry.value);
+          !tombstone.ok()) {
+        Problem("tombstone: %s", std::string(tombstone.status().message()));
+      }
+      return true;
+    });
+  }
+
   absl::Status CheckParts() {
     std::optional<RecordNumber> last;
     return view_.Scan(Table::kParts, "", [&](const Entry& entry) {
@@ -169,6 +223,7 @@ class IndexCheck {
   std::map<RecordNumber, uint64_t> names_;
   std::map<RecordNumber, uint64_t> live_;
   std::vector<std::tuple<std::string, RecordNumber, uint64_t>> tips_;
+  std::set<Hash256> fingerprints_;
   bool damaged_manifests_ = false;
 };
 

@@ -2,9 +2,12 @@
 
 #include "store/writer.h"
 
+#include <string>
 #include <utility>
 
 #include "base/status.h"
+#include "store/codec.h"
+#include "store/keys.h"
 
 namespace torpor::store {
 namespace {
@@ -13,6 +16,12 @@ namespace {
 // nearest to raw write + fdatasync on the development machine; more per
 // transaction was slower (bench/store_commit_bench.cc).
 constexpr uint64_t kGroupBytes = uint64_t{2} << 20;
+
+// Kept behind the used pages for operations that make room.
+constexpr uint64_t kReserveBytes = uint64_t{256} << 10;
+
+// Pages of the trees and of the list of free pages that a commit rewrites.
+constexpr uint64_t kTreeBytes = uint64_t{64} << 10;
 
 }  // namespace
 
@@ -27,25 +36,28 @@ Writer::~Writer() {
   thread_.join();
 }
 
-void Writer::Submit(uint64_t bytes, WriteFn fn, DoneFn done) {
+void Writer::Submit(uint64_t bytes, WriteFn fn, DoneFn done, Room room) {
   {
     MutexLock lock(&mu_);
-    queue_.push_back({bytes, std::move(fn), std::move(done), {}});
+    queue_.push_back({bytes, std::move(fn), std::move(done), room, {}});
   }
   wake_.NotifyOne();
 }
 
-absl::Status Writer::Run(uint64_t bytes, WriteFn fn) {
+absl::Status Writer::Run(uint64_t bytes, WriteFn fn, Room room) {
   Mutex mu;
   CondVar cv;
   bool finished = false;
   absl::Status result;
-  Submit(bytes, std::move(fn), [&](const absl::Status& status) {
-    MutexLock lock(&mu);
-    result = status;
-    finished = true;
-    cv.NotifyAll();
-  });
+  Submit(
+      bytes, std::move(fn),
+      [&](const absl::Status& status) {
+        MutexLock lock(&mu);
+        result = status;
+        finished = true;
+        cv.NotifyAll();
+      },
+      room);
   MutexLock lock(&mu);
   while (!finished) cv.Wait(&mu);
   return result;
@@ -74,8 +86,10 @@ std::vector<Writer::Op> Writer::TakeGroup() {
 }
 
 void Writer::CommitGroup(std::vector<Op>* group) {
-  if (group->size() == 1) {
-    group->front().status = CommitAlone(&group->front());
+  uint64_t bytes = 0;
+  for (const Op& op : *group) bytes += op.bytes;
+  if (group->size() == 1 || !CheckRoom(bytes).ok()) {
+    for (Op& op : *group) op.status = CommitAlone(&op);
     return;
   }
   absl::StatusOr<std::unique_ptr<WriteTxn>> txn = env_->BeginWrite();
@@ -102,6 +116,38 @@ void Writer::CommitGroup(std::vector<Op>* group) {
 }
 
 absl::Status Writer::CommitAlone(Op* op) {
+  if (op->room == Room::kTakes) {
+    TORPOR_RETURN_IF_ERROR(CheckRoom(op->bytes));
+    return CommitOnce(op);
+  }
+  const absl::Status status = CommitOnce(op);
+  if (status.code() != absl::StatusCode::kResourceExhausted) return status;
+  if (!ReleaseFreedPages().ok()) return status;
+  return CommitOnce(op);
+}
+
+absl::Status Writer::CheckRoom(uint64_t bytes) {
+  const uint64_t wanted = bytes + bytes / 4 + kTreeBytes;
+  const absl::Status status = env_->EnsureRoom(wanted + kReserveBytes);
+  if (status.ok()) return status;
+  // The disk is full, but pages of the file may be free.
+  TORPOR_ASSIGN_OR_RETURN(const uint64_t reusable, env_->ReusableBytes());
+  return reusable >= wanted + kReserveBytes ? absl::OkStatus() : status;
+}
+
+absl::Status Writer::ReleaseFreedPages() {
+  for (int i = 0; i < 2; ++i) {
+    TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<WriteTxn> txn,
+                            env_->BeginWrite());
+    const std::string tick = std::to_string(commits_.load());
+    TORPOR_RETURN_IF_ERROR(txn->Put(Table::kMeta, kMetaTick, AsBytes(tick)));
+    TORPOR_RETURN_IF_ERROR(txn->Commit());
+    commits_.fetch_add(1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Writer::CommitOnce(Op* op) {
   TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<WriteTxn> txn, env_->BeginWrite());
   TORPOR_RETURN_IF_ERROR(op->fn(*txn));
   TORPOR_RETURN_IF_ERROR(txn->Commit());

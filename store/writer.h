@@ -27,6 +27,10 @@ using WriteFn = std::function<absl::Status(WriteTxn&)>;
 // Runs on the writer thread after the flush; OK means durable.
 using DoneFn = std::function<void(const absl::Status&)>;
 
+// Whether an operation takes room or makes some. One that makes room goes on
+// when the disk is full: a little of the file is kept for it.
+enum class Room : uint8_t { kTakes, kMakes };
+
 class Writer {
  public:
   // `env` outlives the writer.
@@ -37,10 +41,11 @@ class Writer {
   Writer& operator=(const Writer&) = delete;
 
   // Queues an operation that writes about `bytes` bytes.
-  void Submit(uint64_t bytes, WriteFn fn, DoneFn done);
+  void Submit(uint64_t bytes, WriteFn fn, DoneFn done,
+              Room room = Room::kTakes);
 
   // Submit, then wait. Not from the writer thread.
-  absl::Status Run(uint64_t bytes, WriteFn fn);
+  absl::Status Run(uint64_t bytes, WriteFn fn, Room room = Room::kTakes);
 
   // Transactions committed since the start.
   [[nodiscard]] uint64_t commits() const { return commits_.load(); }
@@ -50,6 +55,7 @@ class Writer {
     uint64_t bytes;
     WriteFn fn;
     DoneFn done;
+    Room room;
     absl::Status status;
   };
 
@@ -58,6 +64,13 @@ class Writer {
   void CommitGroup(std::vector<Op>* group);
   // Runs and commits one operation by itself.
   absl::Status CommitAlone(Op* op);
+  absl::Status CommitOnce(Op* op);
+  // OK when `bytes` bytes and what belongs to them can be written, and the
+  // reserve stays.
+  absl::Status CheckRoom(uint64_t bytes);
+  // Two commits of next to nothing: LMDB hands pages out again in the second
+  // transaction after the one that freed them.
+  absl::Status ReleaseFreedPages();
 
   Env* const env_;
   std::atomic<uint64_t> commits_{0};

@@ -138,6 +138,24 @@ TEST_F(WaitTest, CancelWakesAWaitingPut) {
   ExpectNothingLeaks(store_.get());
 }
 
+// The last block has no rows to wait for: its tokens are pending, or close no
+// group yet. Nothing can come that would let it wait for the others.
+TEST_F(WaitTest, ALastBlockWithoutRowsDoesNotHoldUpBegin) {
+  Open(std::chrono::milliseconds(20));
+  SuspendSpec pending = Spec("pending", 0, 0, kTokens + 5, "op");
+  pending.kv_len = kTokens;
+  pending.provenance = {};
+  EXPECT_OK(Suspend(store_.get(), pending, 1));
+  SuspendSpec open_group = Spec("open group", 0, 0, kTokens + 3, "op");
+  open_group.layout.fingerprint.fill(1);
+  open_group.layout.slots = {{200, 4}, {200, 8}};
+  EXPECT_OK(Suspend(store_.get(), open_group, 1));
+  SuspendSpec no_rows = Spec("no rows", 0, 0, 5, "op");
+  no_rows.kv_len = 0;
+  no_rows.provenance = {};
+  EXPECT_OK(Suspend(store_.get(), no_rows, 1));
+}
+
 // Block after block from many threads at once, in any order inside a few
 // blocks: nothing waits for ever.
 TEST_F(WaitTest, ManyStreamsInOrderNeverWaitForEver) {

@@ -114,28 +114,31 @@ TEST_F(DamageRecoveryTest, AnExpiredSessionThatIsDamagedStopsNoMaintenance) {
   }
 }
 
-// A cache session that cannot be read can still make room.
+// The least recently used cache session cannot be read: it, or the next one,
+// makes room.
 TEST_F(DamageRecoveryTest, ADamagedCacheSessionStopsNoSuspend) {
   ASSERT_NO_FATAL_FAILURE(Create());
   ASSERT_NO_FATAL_FAILURE(Open());
   ASSERT_OK(store_->Touch(
       {.session = Key("victim"), .session_class = SessionClass::kCache}));
+  now_us_ += 1'000'000;
+  SuspendSpec spare = Spec("spare", 0, 0, 1600, "create");
+  spare.session_class = SessionClass::kCache;
+  ASSERT_OK(Suspend(store_.get(), spare, 5));
+  LmdbStoreOptions options = SmallStore(dir_->path());
+  options.clock = [this] { return now_us_; };
+  // Full but for a record or two.
+  options.max_bytes = store_->Stats().live_bytes + 2 * kPageBytes;
   store_.reset();
   {
     RawEnv raw(dir_->path());
     const auto chain = raw.Chain(raw.Manifest(Key("victim")).tip);
     raw.FlipBit("records", RecordKey(chain[5]), 300);
   }
-  LmdbStoreOptions options = SmallStore(dir_->path());
-  // Full but for a record or two.
-  {
-    ASSERT_NO_FATAL_FAILURE(Open());
-    options.max_bytes = store_->Stats().live_bytes + 2 * kPageBytes;
-    store_.reset();
-  }
   ASSERT_OK_AND_ASSIGN(store_, LmdbSessionStore::Open(options));
   ASSERT_OK(Suspend(store_.get(), Spec("new", 0, 0, 40, "op"), 3));
   EXPECT_EQ(Read("new").rows[0], Rows(3, 0, {0, 40}, 24));
+  EXPECT_TRUE(Read("other") == other_);
 }
 
 // Opens and reads a store whose data file has `bytes` bytes left; in a process

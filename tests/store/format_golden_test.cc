@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of docs/FORMAT.md. tests/oracles/store_format/golden.txt was
+// computed by generate.py there, which shares no code with the store. A test
+// that fails here means a new format version.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "store/keys.h"
+#include "tests/store/format_samples.h"
+#include "tests/testing/status_matchers.h"
+
+namespace torpor::store {
+namespace {
+
+std::string Hex(std::string_view bytes) {
+  std::string hex;
+  for (const char c : bytes) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    hex.push_back(kDigits[static_cast<uint8_t>(c) >> 4]);
+    hex.push_back(kDigits[static_cast<uint8_t>(c) & 15]);
+  }
+  return hex;
+}
+std::string Hex(const Hash256& hash) { return Hex(AsString(hash)); }
+
+std::string Golden(const std::string& name) {
+  static const auto* const values = [] {
+    auto* const map = new std::map<std::string, std::string>;
+    std::ifstream in(TORPOR_SOURCE_DIR
+                     "/tests/oracles/store_format/golden.txt");
+    std::string key;
+    std::string value;
+    while (in >> key) {
+      if (key == "#") {
+        std::getline(in, value);
+      } else if (in >> value) {
+        (*map)[key] = value;
+      }
+    }
+    return map;
+  }();
+  const auto it = values->find(name);
+  return it != values->end() ? it->second : "no golden value of that name";
+}
+
+TEST(FormatGoldenTest, SectionsHaveTheirBytes) {
+  EXPECT_EQ(Hex(EncodeTokens(kIds)), Golden("tokens"));
+  EXPECT_EQ(Hex(EncodeSpans(kSpans)), Golden("spans"));
+  EXPECT_EQ(Hex(EncodeSpans({})), Golden("spans_none"));
+  EXPECT_EQ(Hex(EncodeOrigin(kOrigin)), Golden("origin"));
+  EXPECT_EQ(DecodeTokens(AsBytes(EncodeTokens(kIds))), kIds);
+  ASSERT_OK_AND_ASSIGN(const auto spans,
+                       DecodeSpans(AsBytes(EncodeSpans(kSpans))));
+  EXPECT_EQ(spans, kSpans);
+  ASSERT_OK_AND_ASSIGN(const auto origin,
+                       DecodeOrigin(AsBytes(EncodeOrigin(kOrigin))));
+  EXPECT_EQ(origin, kOrigin);
+}
+
+TEST(FormatGoldenTest, ARecordPrefixHasItsBytes) {
+  const RecordHeader block = BlockHeader();
+  EXPECT_EQ(Hex(block.payload_digest), Golden("block_digest"));
+  EXPECT_EQ(Hex(EncodeRecordPrefix(block)), Golden("block_prefix"));
+  ASSERT_OK_AND_ASSIGN(const RecordHeader read,
+                       DecodeRecordPrefix(AsBytes(EncodeRecordPrefix(block))));
+  EXPECT_EQ(read.kind, block.kind);
+  EXPECT_EQ(read.number, block.number);
+  EXPECT_EQ(read.tenant, block.tenant);
+  EXPECT_EQ(read.record_bytes, block.record_bytes);
+  EXPECT_EQ(read.first_pos, block.first_pos);
+  EXPECT_EQ(read.n_tokens, block.n_tokens);
+  EXPECT_EQ(read.n_pending, block.n_pending);
+  EXPECT_EQ(read.payload_digest, block.payload_digest);
+  EXPECT_EQ(read.sections, block.sections);
+  const RecordHeader attachment =
+      Header({.kind = RecordKind::kAttachment, .number = 9, .tenant = 1},
+             {{{.kind = SectionKind::kAttachment, .id = 7}, "witness"},
+              {{.kind = SectionKind::kAttachment, .id = 8}, ""}});
+  EXPECT_EQ(Hex(EncodeRecordPrefix(attachment)), Golden("attachment_prefix"));
+}
+
+TEST(FormatGoldenTest, SectionsStandWhereTheDirectorySays) {
+  const RecordHeader block = BlockHeader();
+  std::string record = EncodeRecordPrefix(block);
+  const std::vector<Section> sections = BlockSections();
+  for (size_t i = 0; i < sections.size(); ++i) {
+    record.resize(block.sections[i].offset);
+    record += sections[i].bytes;
+  }
+  EXPECT_EQ(record.size(), block.record_bytes);
+  EXPECT_EQ(Hex(record), Golden("block_record"));
+}
+
+TEST(FormatGoldenTest, SealedValuesHaveTheirBytes) {
+  EXPECT_EQ(Hex(EncodeManifest(Manifest())), Golden("manifest"));
+  EXPECT_EQ(Hex(EncodeManifest(SessionManifest())), Golden("manifest_empty"));
+  EXPECT_EQ(Hex(EncodeRecordEntry(Index())), Golden("record_entry"));
+  EXPECT_EQ(Hex(EncodeTombstone(Deleted())), Golden("tombstone"));
+  EXPECT_EQ(Hex(EncodeLayout(Layout())), Golden("layout"));
+}
+
+TEST(FormatGoldenTest, SealedValuesReadBack) {
+  ASSERT_OK_AND_ASSIGN(const SessionManifest manifest,
+                       DecodeManifest(AsBytes(EncodeManifest(Manifest()))));
+  EXPECT_EQ(Hex(EncodeManifest(manifest)), Golden("manifest"));
+  EXPECT_EQ(manifest.expires_at_us, -1);
+  EXPECT_EQ(manifest.attachments, Manifest().attachments);
+  EXPECT_EQ(manifest.provenance, Manifest().provenance);
+  EXPECT_EQ(manifest.labels, Manifest().labels);
+  ASSERT_EQ(manifest.operations.size(), 2);
+  EXPECT_EQ(manifest.operations[1].receipt, Receipt(200));
+  ASSERT_OK_AND_ASSIGN(const RecordEntry entry,
+                       DecodeRecordEntry(AsBytes(EncodeRecordEntry(Index()))));
+  EXPECT_EQ(entry, Index());
+  ASSERT_OK_AND_ASSIGN(const Tombstone tombstone,
+                       DecodeTombstone(AsBytes(EncodeTombstone(Deleted()))));
+  EXPECT_EQ(tombstone.deleted_at_us, Deleted().deleted_at_us);
+  EXPECT_EQ(tombstone.operation.id, "rm");
+  EXPECT_EQ(tombstone.operation.verb, Verb::kErase);
+  EXPECT_EQ(tombstone.operation.receipt, Receipt(300));
+  ASSERT_OK_AND_ASSIGN(
+      const RecordLayout layout,
+      DecodeLayout(kFingerprint, AsBytes(EncodeLayout(Layout()))));
+  EXPECT_EQ(layout.fingerprint, kFingerprint);
+  EXPECT_EQ(layout.block_size, 1024);
+  EXPECT_EQ(layout.slots, Layout().slots);
+}
+
+TEST(FormatGoldenTest, IdentitiesAreKeyedBlake2bOfTheirFields) {
+  const Hash256 root = ChainRoot(kSecret, kFingerprint);
+  EXPECT_EQ(Hex(root), Golden("chain_root"));
+  EXPECT_EQ(Hex(ChainHash(kSecret, root, 0, {})), Golden("chain_empty"));
+  const Hash256 first = ChainHash(kSecret, root, 0, {{5, 6, 7}, {}});
+  EXPECT_EQ(Hex(first), Golden("chain_first"));
+  const Hash256 second = ChainHash(kSecret, first, 3, {kIds, kSpans});
+  EXPECT_EQ(Hex(second), Golden("chain_second"));
+  const Hash256 digest = BlockHeader().payload_digest;
+  const Hash256 id = BlockId(kSecret, {.fingerprint = kFingerprint,
+                                       .chain_hash = first,
+                                       .payload_digest = digest});
+  EXPECT_EQ(Hex(id), Golden("block_id_first"));
+  EXPECT_EQ(Hex(BlockId(kSecret, {kFingerprint, id, second, digest,
+                                  kOrigin.provenance, kOrigin.floors})),
+            Golden("block_id_second"));
+  EXPECT_EQ(Hex(Blake2b(AsBytes("abc"))), Golden("blake2b_unkeyed"));
+}
+
+TEST(FormatGoldenTest, KeysAreBigEndianFields) {
+  const SessionKey session = {kTenant, std::string("s\0id", 4)};
+  const Hash256 chain = Pattern(0xa0);
+  EXPECT_EQ(Hex(TenantSecretKey(kTenant)), Golden("key_secret"));
+  EXPECT_EQ(Hex(LayoutKey(kFingerprint)), Golden("key_layout"));
+  EXPECT_EQ(Hex(SessionTableKey(session)), Golden("key_session"));
+  EXPECT_EQ(Hex(RecordKey(kNumber)), Golden("key_record"));
+  EXPECT_EQ(Hex(PartKey(kNumber, 0x99aabbcc)), Golden("key_part"));
+  EXPECT_EQ(Hex(BlockKey(kTenant, Pattern(0x60))), Golden("key_block"));
+  const std::string ends =
+      ChainKey(kTenant, chain, ChainRelation::kEnds, kNumber);
+  EXPECT_EQ(Hex(ends), Golden("key_chain_ends"));
+  EXPECT_EQ(RecordOfChainKey(ends), kNumber);
+  EXPECT_EQ(Hex(ChainKey(kTenant, chain, ChainRelation::kContinues, kNumber)),
+            Golden("key_chain_continues"));
+  EXPECT_EQ(Hex(TombstoneKey(session, "op")), Golden("key_tombstone"));
+  EXPECT_EQ(kMetaFormat, "format");
+  EXPECT_EQ(kMetaNextRecord, "next_record");
+  EXPECT_EQ(kMetaVersionFloor, "version_floor");
+  // The longest keys stay under LMDB's limit.
+  const SessionKey longest = {kTenant, std::string(kMaxSessionIdBytes, 'x')};
+  EXPECT_LE(
+      TombstoneKey(longest, std::string(kMaxOperationIdBytes, 'y')).size(),
+      511);
+}
+
+TEST(FormatGoldenTest, PartsFillTheirPages) {
+  EXPECT_EQ(kPartBytes, 262'128);
+  EXPECT_EQ(PartCount(1), 1);
+  EXPECT_EQ(PartCount(kPartBytes), 1);
+  EXPECT_EQ(PartCount(kPartBytes + 1), 2);
+  EXPECT_EQ(PartSize(kPartBytes + 1, 0), kPartBytes);
+  EXPECT_EQ(PartSize(kPartBytes + 1, 1), 1);
+  EXPECT_EQ(RecordPageBytes(kPartBytes), 262'144);
+  EXPECT_EQ(RecordPageBytes(2 * kPartBytes + 1), 2 * 262'144 + 4096);
+  EXPECT_EQ(RecordPageBytes(4096 - 16), 4096);
+  EXPECT_EQ(RecordPageBytes(4096 - 15), 8192);
+}
+
+}  // namespace
+}  // namespace torpor::store

@@ -268,10 +268,10 @@ uint64_t ModelLayout::LargestWindow() const {
 
 namespace {
 
-// The exact plan of the cut that replays most tokens, far enough from the start
-// that nothing is clamped. Windows alone: any cut. Else what a cut owes repeats
+// The largest exact figures of all cuts, far enough from the start that nothing
+// is clamped. Windows alone: any cut. Else what a cut owes repeats
 // with the least common multiple of the chunks.
-ReplayPlan LongestExactPlan(const ModelLayout& layout) {
+void SetExactFigures(const ModelLayout& layout, LayoutFigures* figures) {
   constexpr uint64_t kMaxPeriod = uint64_t{1} << 32;
   constexpr uint64_t kMaxWork = uint64_t{1} << 28;
   uint64_t far = 1;
@@ -290,17 +290,17 @@ ReplayPlan LongestExactPlan(const ModelLayout& layout) {
   uint64_t begin = end - 1;
   const uint64_t work = period * (layout.n_layers + layout.slots.size());
   if (reaches.size() > 1 && work <= kMaxWork) begin = end - period;
-  ReplayPlan longest;
   for (uint64_t cut = begin; cut < end; ++cut) {
-    absl::StatusOr<ReplayPlan> plan =
+    const absl::StatusOr<ReplayPlan> plan =
         PlanReplay(layout, {.resume_at = cut,
                             .mode = ReplayMode::kExact,
                             .open_groups_stored = true});
-    if (plan.ok() && plan->replay_tokens() >= longest.replay_tokens()) {
-      longest = *std::move(plan);
-    }
+    if (!plan.ok()) continue;
+    figures->exact_tokens =
+        std::max(figures->exact_tokens, plan->replay_tokens());
+    figures->exact_token_layers =
+        std::max(figures->exact_token_layers, plan->token_layers);
   }
-  return longest;
 }
 
 }  // namespace
@@ -326,9 +326,7 @@ LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
         figures.all_window_bytes_per_token / figures.compact_bytes_per_token;
   }
   figures.bounded_tokens = layout.LargestWindow();
-  const ReplayPlan plan = LongestExactPlan(layout);
-  figures.exact_tokens = plan.replay_tokens();
-  figures.exact_token_layers = plan.token_layers;
+  SetExactFigures(layout, &figures);
   return figures;
 }
 

@@ -269,6 +269,7 @@ absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
   PlanRequest rebuilt = request;
   rebuilt.open_groups_stored = false;
   start = SpanStart(request, FirstOpenRow(layout, cut, start));
+  if (start <= exact.replay_start) return exact;
   floors.push_back({start, cut, start, 0});
   ReplayPlan bounded = Dataflow(layout, rebuilt, std::move(floors)).Run();
   bounded.exact = false;

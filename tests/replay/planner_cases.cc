@@ -18,6 +18,16 @@ uint64_t BoundOf(const Case& c) {
                                      : c.layout.LargestWindow();
 }
 
+bool ReachesBelow(const ModelLayout& layout, const TraceRequest& request,
+                  uint64_t start) {
+  for (const RowSet& rows : TraceReplay(layout, request).inputs) {
+    for (uint64_t row = 0; row < start && row < rows.size(); ++row) {
+      if (rows[row]) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string Case::String() const {
@@ -46,6 +56,16 @@ Traced TracedOf(const Case& c) {
   out.asked = out.exact;
   if (request.mode == ReplayMode::kBounded) {
     out.start = BoundedStart(c.layout, out.exact, BoundOf(c));
+    // What is cut rebuilds its open groups too, stored or not: the floor log
+    // says of all rows from the start on that they were cut there.
+    if (ReachesBelow(c.layout, out.exact, out.start)) {
+      TraceRequest rebuilt = out.exact;
+      rebuilt.open_groups_stored = false;
+      out.start = BoundedStart(c.layout, rebuilt, BoundOf(c));
+      if (ReachesBelow(c.layout, out.exact, out.start)) {
+        out.asked.open_groups_stored = false;
+      }
+    }
     out.asked.floors.push_back({request.resume_at, out.start, 0});
   }
   return out;

@@ -464,7 +464,7 @@ absl::StatusOr<std::unique_ptr<WriteTxn>> Env::BeginWrite() {
 
 absl::Status Env::EnsureRoom(uint64_t bytes) {
   // Blocks are asked for in larger steps than commits need them.
-  constexpr uint64_t kStep = uint64_t{16} << 20;
+  constexpr uint64_t kStep = uint64_t{4} << 20;
   TORPOR_RETURN_IF_ERROR(Enter());
   const uint64_t used = ReadInfo().used_bytes;
   int fd = -1;
@@ -549,8 +549,11 @@ EnvInfo Env::ReadInfo() const {
   MDB_stat stat;
   mdb_env_info(env_, &info);
   mdb_env_stat(env_, &stat);
+  const uint64_t used = (info.me_last_pgno + 1) * uint64_t{stat.ms_psize};
+  const uint64_t allocated_end = allocated_end_;
   return {.map_bytes = info.me_mapsize,
-          .used_bytes = (info.me_last_pgno + 1) * uint64_t{stat.ms_psize},
+          .used_bytes = used,
+          .allocated_bytes = allocated_end > used ? allocated_end - used : 0,
           .readers = info.me_numreaders};
 }
 

@@ -12,6 +12,7 @@
 #define TORPOR_STORE_ENV_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -132,6 +133,8 @@ struct EnvInfo {
   uint64_t map_bytes = 0;
   // Pages ever used x page size.
   uint64_t used_bytes = 0;
+  // Set aside behind them (EnsureRoom).
+  uint64_t allocated_bytes = 0;
   uint64_t readers = 0;
 };
 
@@ -194,7 +197,7 @@ class Env {
   MDB_env* env_ = nullptr;
   std::array<unsigned, kTableCount> dbi_{};
   // One past the last byte that EnsureRoom had set aside.
-  uint64_t allocated_end_ = 0;
+  std::atomic<uint64_t> allocated_end_ = 0;
 
   mutable Mutex mu_;
   CondVar changed_;

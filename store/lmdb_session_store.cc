@@ -369,16 +369,16 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
           version = tombstone.operation.receipt.version;
           return absl::OkStatus();
         }
-        TORPOR_ASSIGN_OR_RETURN(
-            const std::optional<SessionManifest> manifest,
-            FindBase(txn, spec.session, spec.expected_version,
-                     /*keeps_none=*/true));
+        const absl::StatusOr<SessionManifest> manifest =
+            RequireVersion(txn, spec.session, spec.expected_version);
         version = spec.expected_version;
-        if (manifest.has_value()) {
-          TORPOR_RETURN_IF_ERROR(DeleteSession(txn, spec.session, *manifest));
-        } else {
+        // A damaged session can still be deleted.
+        if (absl::IsDataLoss(manifest.status())) {
           TORPOR_RETURN_IF_ERROR(
               DeleteDamagedSession(txn, spec.session, version));
+        } else {
+          TORPOR_RETURN_IF_ERROR(manifest.status());
+          TORPOR_RETURN_IF_ERROR(DeleteSession(txn, spec.session, *manifest));
         }
         const Tombstone tombstone{
             core_->Now(),
@@ -445,8 +445,10 @@ StoreStats LmdbSessionStore::Stats() {
   stats.live_bytes = core_->budget.live_bytes();
   stats.reserved_bytes = core_->budget.reserved_bytes();
   stats.max_bytes = core_->budget.max_bytes();
-  stats.file_bytes = core_->env->Info().used_bytes;
-  stats.disk_free_bytes = core_->dir->FreeBytes().value_or(0);
+  const EnvInfo file = core_->env->Info();
+  stats.file_bytes = file.used_bytes;
+  stats.disk_free_bytes =
+      core_->dir->FreeBytes().value_or(0) + file.allocated_bytes;
   stats.quarantined_records = core_->quarantined.load();
   stats.open_tickets = core_->open_tickets.load();
   stats.open_leases = core_->open_leases.load();

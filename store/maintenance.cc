@@ -396,9 +396,11 @@ absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
 
 absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
   TrashOrphans();
-  TORPOR_ASSIGN_OR_RETURN(const uint64_t disk_free, dir->FreeBytes());
+  TORPOR_ASSIGN_OR_RETURN(uint64_t disk_free, dir->FreeBytes());
+  const EnvInfo file = env->Info();
+  disk_free += file.allocated_bytes;
   // Pages that the file has and nothing live occupies can be written again.
-  const uint64_t used = env->Info().used_bytes;
+  const uint64_t used = file.used_bytes;
   const uint64_t live = budget.live_bytes();
   const uint64_t reusable = used > live ? used - live : 0;
   const uint64_t promised = budget.reserved_bytes();

@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kGroupBytes = uint64_t{2} << 20;
 
 // Kept behind the used pages for operations that make room.
-constexpr uint64_t kReserveBytes = uint64_t{256} << 10;
+constexpr uint64_t kReserveBytes = uint64_t{128} << 10;
 
 // Pages of the trees and of the list of free pages that a commit rewrites.
 constexpr uint64_t kTreeBytes = uint64_t{64} << 10;

@@ -39,6 +39,7 @@ struct Options {
   bool allow_cold = false;
   uint64_t cut = 0;
   bool sleep = true;
+  bool linger = false;
   bool snapshot = false;
   std::string feed_file;
   uint64_t feed_tokens = 0;
@@ -132,6 +133,10 @@ class Runner {
     report_["n_tokens"] = engine_->ids().size();
     report_["kv_len"] = engine_->kv_len();
     if (context_.json) PrintJson(report_);
+    if (options_.linger) {
+      std::cout << std::flush;
+      while (true) pause();
+    }
     return absl::OkStatus();
   }
 
@@ -271,6 +276,8 @@ void AddRunCommand(CLI::App* app, Context* context, Run* run) {
   c->add_option("--seed", o->sampler.seed, "Of the sampler")
       ->capture_default_str();
   c->add_flag("--sleep,!--no-sleep", o->sleep, "Suspend at the end (default)");
+  c->add_flag("--linger", o->linger,
+              "Stay when all is done, as an engine does, until a signal");
   c->add_flag("--snapshot", o->snapshot, "Store the windows too");
   c->add_option("--feed", o->feed_file,
                 "Run this text after the prompt, without sampling");

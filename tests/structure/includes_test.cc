@@ -40,6 +40,10 @@ const std::map<std::string, Rule>& Map() {
          "grpcpp", "google"},
         {"grpc", "google/", "grpcpp/", "nlohmann/", "CLI/", "spdlog/",
          "prometheus/", "toml++/", "sodium.h"}}},
+      {"bench",
+       {{"base", "kernels", "store", "replay", "service", "bench", "torpor",
+         "absl"},
+        {"nlohmann/", "CLI/", "sodium.h", "benchmark/"}}},
   };
   return *map;
 }
@@ -52,8 +56,9 @@ struct Narrow {
 const std::vector<Narrow>& Narrows() {
   static const auto* const narrows = new std::vector<Narrow>{
       {"lmdb.h", std::regex("store/env\\.cc")},
-      {"sodium.h", std::regex("store/(block_id|store_core|lmdb_session_store)"
-                              "\\.cc|replay/fingerprint\\.cc|service/.*")},
+      {"sodium.h",
+       std::regex("store/(block_id|store_core|lmdb_session_store)"
+                  "\\.cc|replay/fingerprint\\.cc|(service|bench)/.*")},
       {"immintrin.h", std::regex("kernels/simd_.*\\.h")},
       {"cuda", std::regex("kernels/.*_cuda\\.(cu|h|cc)")},
   };
@@ -64,7 +69,8 @@ bool IsStandard(const std::string& header) {
   // <vector>, <sys/mman.h>, <unistd.h>: no slash, or a POSIX folder.
   static const std::regex standard(
       "[a-z_0-9]+|(fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|sched|"
-      "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/inet|malloc|termios)\\.h");
+      "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/"
+      "inet|malloc|spawn|termios)\\.h");
   return std::regex_match(header, standard);
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "kernels/cuda_devices.h"
 #include "kernels/isa.h"
 #include "service/cli/context.h"
 
@@ -184,6 +185,19 @@ std::vector<Finding> Examine(Client* client) {
   return findings;
 }
 
+// "2 (NVIDIA H100, ...)", or why there is none.
+std::string DescribeGpus() {
+  const auto devices = kernels::CudaDevices();
+  if (!devices.ok()) return "none: " + std::string(devices.status().message());
+  std::vector<std::string> names;
+  for (const kernels::CudaDevice& device : *devices) {
+    names.push_back(absl::StrFormat("%s, sm_%d%d, %s", device.name,
+                                    device.compute_major, device.compute_minor,
+                                    Bytes(device.memory_bytes)));
+  }
+  return absl::StrFormat("%d (%s)", names.size(), absl::StrJoin(names, "; "));
+}
+
 absl::Status Doctor(Context* context) {
   std::vector<Finding> findings;
   std::vector<std::string> isas;
@@ -194,6 +208,7 @@ absl::Status Doctor(Context* context) {
       {isas.size() > 1,
        absl::StrFormat("CPU paths here: %s", absl::StrJoin(isas, ", ")),
        "replay runs on the portable path, which is slow"});
+  findings.push_back({true, "GPUs here: " + DescribeGpus(), ""});
   const absl::StatusOr<Client*> client = context->Connect();
   if (client.ok()) {
     for (Finding& finding : Examine(*client)) {

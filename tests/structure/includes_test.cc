@@ -68,7 +68,7 @@ const std::vector<Narrow>& Narrows() {
 bool IsStandard(const std::string& header) {
   // <vector>, <sys/mman.h>, <unistd.h>: no slash, or a POSIX folder.
   static const std::regex standard(
-      "[a-z_0-9]+|(fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|sched|"
+      "[a-z_0-9]+|(dlfcn|fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|sched|"
       "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/"
       "inet|malloc|spawn|termios)\\.h");
   return std::regex_match(header, standard);

@@ -2,8 +2,8 @@
 //
 // A record: header, directory, sections, written once and never changed. It is
 // cut into parts of kPartBytes, each one LMDB value. docs/FORMAT.md gives the
-// bytes; tests/store/record_test.cc holds the golden ones. All functions are
-// pure.
+// bytes; tests/store/format_golden_test.cc holds the golden ones. All functions
+// are pure.
 
 #ifndef TORPOR_STORE_RECORD_H_
 #define TORPOR_STORE_RECORD_H_

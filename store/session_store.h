@@ -203,7 +203,9 @@ class SessionStore {
   virtual absl::StatusOr<std::unique_ptr<SessionLease>> Open(
       const SessionKey& session, uint64_t version = 0) = 0;
 
-  // The longest stored prefix of `tokens` under that fingerprint.
+  // The longest stored prefix of `tokens` under that fingerprint. May find rows
+  // that no session names any more until maintenance has freed them: of tokens
+  // that a rewind cut off, of sessions that expired.
   virtual absl::StatusOr<PrefixHit> Lookup(uint32_t tenant,
                                            const RecordLayout& layout,
                                            const TokenRun& tokens) = 0;

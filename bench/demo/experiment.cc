@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/demo/process.h"
+#include "bench/limit_row.h"
 #include "kernels/isa.h"
 #include "replay/families.h"
 #include "service/cli/context.h"
@@ -53,11 +54,6 @@ std::vector<uint32_t> Ids(const std::string& text) {
   std::vector<uint32_t> ids;
   for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
   return ids;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // KL divergence of softmax(b) from softmax(a), nats.
@@ -179,6 +175,7 @@ class Demo {
     result_.window = layout.LargestWindow();
     result_.exact_tokens = replay::FiguresOf(layout, 1).exact_tokens;
     result_.numerics_id = model_->numerics_id();
+    result_.extended_tokens = options_.extended_tokens;
     return absl::OkStatus();
   }
 

@@ -112,6 +112,7 @@ struct DemoResult {
   uint64_t exact_tokens = 0;
   std::string numerics_id;
   double twin_decode_ms = 0;
+  uint64_t extended_tokens = 0;
   Stored stored;
   std::vector<Wake> wakes;
   // Woken bounded, extended, suspended, everything killed, woken exact: held

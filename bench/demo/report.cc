@@ -3,9 +3,7 @@
 #include "bench/demo/report.h"
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -150,19 +148,6 @@ std::string ModelText(const DemoResult& result) {
 
 }  // namespace
 
-Machine ThisMachine(const std::string& commit) {
-  Machine machine{.n_processors = std::thread::hardware_concurrency(),
-                  .commit = commit};
-  std::ifstream in("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(in, line)) {
-    if (!line.starts_with("model name")) continue;
-    machine.processor = line.substr(line.find(':') + 2);
-    break;
-  }
-  return machine;
-}
-
 std::string TextReport(const DemoResult& result) {
   const Stored& s = result.stored;
   std::string out = "\n" + ModelText(result) + "\n\nBytes stored\n";
@@ -206,9 +191,9 @@ std::string TextReport(const DemoResult& result) {
 
   const Wake& after = result.after_bounded;
   out += absl::StrFormat(
-      "\nWoken bounded, 50 tokens on, suspended, killed, woken exact: logits "
+      "\nWoken bounded, %d tokens on, suspended, killed, woken exact: logits "
       "%s, witness %s.\n",
-      LogitsText(after.difference), WitnessText(after));
+      result.extended_tokens, LogitsText(after.difference), WitnessText(after));
   out += result.holds()
              ? "Exact held: every bit equals the session that never slept.\n"
              : "EXACT DID NOT HOLD: bits differ from the session that never "
@@ -220,11 +205,8 @@ std::string JsonReport(const DemoResult& result, const Machine& machine) {
   const Stored& s = result.stored;
   json out = {
       {"holds", result.holds()},
-      {"machine",
-       {{"processor", machine.processor},
-        {"processors", machine.n_processors},
-        {"commit", machine.commit},
-        {"numerics_id", result.numerics_id}}},
+      {"machine", ToJson(machine)},
+      {"numerics_id", result.numerics_id},
       {"model",
        {{"family", result.family},
         {"n_layers", result.n_layers},

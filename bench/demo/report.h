@@ -8,17 +8,9 @@
 #include <string>
 
 #include "bench/demo/experiment.h"
+#include "bench/machine.h"
 
 namespace torpor::bench {
-
-struct Machine {
-  std::string processor;
-  unsigned n_processors = 0;
-  // Of the source, as the caller knows it.
-  std::string commit;
-};
-// Read from /proc/cpuinfo.
-Machine ThisMachine(const std::string& commit);
 
 // Tables and bar charts.
 std::string TextReport(const DemoResult& result);

@@ -318,7 +318,7 @@ TEST_F(SafetensorsRefusalTest, RandomDamageIsSafe) {
   const std::string whole = RawFile(kSound, SomeBytes(12));
   // Characters that make JSON, so that some damage parses.
   constexpr std::string_view kLikely = "0123456789-.,:[]{}\"eE \\";
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     std::string bytes = whole;
     const uint64_t n = random.Between(1, 6);
     for (uint64_t i = 0; i < n; ++i) {

@@ -4,7 +4,6 @@
 // message that names the file and the thing, or read as a sound file. Run
 // under AddressSanitizer as well.
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -22,9 +21,7 @@
 namespace torpor::replay {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using torpor::testing::HasCode;
 using torpor::testing::HasStatus;
 using torpor::testing::Random;
 using torpor::testing::TempDir;

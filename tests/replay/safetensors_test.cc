@@ -23,7 +23,6 @@ namespace torpor::replay {
 namespace {
 
 using ::testing::ElementsAre;
-using torpor::testing::HasCode;
 using torpor::testing::HasStatus;
 using torpor::testing::TempDir;
 

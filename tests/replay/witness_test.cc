@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,7 +24,6 @@ namespace torpor::replay {
 namespace {
 
 using torpor::testing::HasCode;
-using torpor::testing::HasStatus;
 
 constexpr uint32_t kRowBytes = 4;
 

@@ -2,19 +2,55 @@
 
 #include "replay/config_json.h"
 
+#include <set>
+
 #include "absl/strings/str_format.h"
 
 namespace torpor::replay {
+namespace {
+
+// Configs of transformers nest four or five deep.
+constexpr int kMaxDepth = 64;
+
+}  // namespace
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
                                                std::string_view what) {
+  const auto bad = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %s", std::string(what), why));
+  };
+  // The parser takes a NUL for the end of the text.
+  if (text.find('\0') != std::string_view::npos) return bad("not valid JSON");
+  std::string fault;
+  // Keys of the objects that are open, by depth.
+  std::vector<std::set<std::string>> keys(kMaxDepth + 1);
+  const auto watch = [&](int depth, nlohmann::json::parse_event_t event,
+                         const nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    if (depth > kMaxDepth) {
+      if (fault.empty()) {
+        fault = absl::StrFormat("nests deeper than %d", kMaxDepth);
+      }
+      return false;
+    }
+    const auto at = static_cast<size_t>(depth);
+    if (event == Event::object_start) {
+      keys[at].clear();
+    } else if (event == Event::key) {
+      // The depth of a key is one more than that of its object.
+      const auto name = value.get<std::string>();
+      if (!keys[at - 1].insert(name).second && fault.empty()) {
+        fault = absl::StrFormat("key '%s' stands twice in one object", name);
+      }
+    }
+    return true;
+  };
   nlohmann::json parsed =
-      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded() || !parsed.is_object()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: %s", std::string(what),
-        parsed.is_discarded() ? "not valid JSON" : "not a JSON object"));
-  }
+      nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
+  if (!fault.empty()) return bad(fault);
+  if (parsed.is_discarded()) return bad("not valid JSON");
+  if (!parsed.is_object()) return bad("not a JSON object");
   return parsed;
 }
 
@@ -28,8 +64,10 @@ int64_t ConfigReader::Int(const char* key, int64_t fallback, int64_t least,
                           int64_t most) {
   if (!Has(key)) return fallback;
   const nlohmann::json& value = object_.at(key);
-  if (!value.is_number_integer() || value.get<int64_t>() < least ||
-      value.get<int64_t>() > most) {
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<uint64_t>() <= uint64_t{INT64_MAX}
+                        : value.is_number_integer();
+  if (!fits || value.get<int64_t>() < least || value.get<int64_t>() > most) {
     WrongType(key, absl::StrFormat("an integer of [%d, %d]", least, most));
     return fallback;
   }

@@ -18,7 +18,9 @@
 
 namespace torpor::replay {
 
-// kInvalidArgument when the text is no JSON object.
+// kInvalidArgument names `what` when the text is no JSON object, has a key
+// twice in one object, or nests deeper than a config or header ever does (what
+// walks a value recursively may then do so).
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
                                                std::string_view what);
 

@@ -35,12 +35,14 @@ struct Family {
 
 absl::StatusOr<kernels::DType> KvDType(const std::string& asked,
                                        const std::string& native) {
+  const bool is_native = asked == "native";
   const std::string& name =
-      asked == "native" ? (native.empty() ? "bf16" : native) : asked;
+      is_native ? (native.empty() ? "bf16" : native) : asked;
   if (name == "bf16") return kernels::DType::kBf16;
   if (name == "f32") return kernels::DType::kF32;
   return absl::InvalidArgumentError(
-      absl::StrFormat("kv dtype: got '%s', wanted bf16 or f32", name));
+      absl::StrFormat("%s: got '%s', wanted bf16 or f32",
+                      is_native ? "config key 'dtype'" : "kv dtype", name));
 }
 
 absl::StatusOr<ModelLayout> Gemma3Layout(const json& config,

@@ -39,6 +39,7 @@ std::string LayoutDigest(const ModelLayout& layout) {
   std::string text;
   Append(layout.family, &text);
   Append(layout.n_layers, &text);
+  Append(layout.vocab_size, &text);
   Append(layout.slots.size(), &text);
   for (const Slot& slot : layout.slots) {
     Append(slot.name, &text);
@@ -52,6 +53,8 @@ std::string LayoutDigest(const ModelLayout& layout) {
     Append(slot.overlap_tokens, &text);
     Append(slot.row_bytes, &text);
     Append(slot.format, &text);
+    Append(static_cast<uint64_t>(slot.shard_axis), &text);
+    Append(slot.n_heads, &text);
     Append(static_cast<uint64_t>(slot.come_back), &text);
   }
   return Hex(Blake2b(text));

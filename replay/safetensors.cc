@@ -28,13 +28,13 @@ namespace {
 // safetensors' own limit.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-// Bytes of an element; 0 for an unknown dtype.
-uint64_t ElementBytes(std::string_view dtype) {
+// Bits of an element, as safetensors has them; 0 for an unknown dtype.
+uint64_t ElementBits(std::string_view dtype) {
   static const auto* const sizes = new std::map<std::string_view, uint64_t>{
-      {"F64", 8},     {"I64", 8},     {"U64", 8},  {"F32", 4}, {"I32", 4},
-      {"U32", 4},     {"F16", 2},     {"BF16", 2}, {"I16", 2}, {"U16", 2},
-      {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},   {"U8", 1},  {"BOOL", 1},
-      {"F8_E8M0", 1}, {"F4", 1}};
+      {"F64", 64},    {"I64", 64},    {"U64", 64},    {"F32", 32}, {"I32", 32},
+      {"U32", 32},    {"F16", 16},    {"BF16", 16},   {"I16", 16}, {"U16", 16},
+      {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"I8", 8},   {"U8", 8},
+      {"BOOL", 8},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
   const auto it = sizes->find(dtype);
   return it == sizes->end() ? 0 : it->second;
 }
@@ -62,17 +62,24 @@ absl::StatusOr<TensorView> ReadTensor(const std::string& path,
   }
   TensorView view;
   view.dtype = entry["dtype"].get<std::string>();
-  uint64_t bytes = ElementBytes(view.dtype);
-  if (bytes == 0) return lying("unknown dtype " + view.dtype);
+  uint64_t bits = ElementBits(view.dtype);
+  if (bits == 0) return lying("unknown dtype " + view.dtype);
   for (const nlohmann::json& n : entry["shape"]) {
-    if (!n.is_number_unsigned()) return lying("a negative or odd dimension");
-    const auto dimension = n.get<uint64_t>();
-    if (dimension != 0 && bytes > data.size() / dimension) {
+    if (!n.is_number_unsigned() || n.get<uint64_t>() > INT64_MAX) {
+      return lying("a negative or odd dimension");
+    }
+    view.shape.push_back(n.get<int64_t>());
+    if (view.shape.back() == 0) bits = 0;
+  }
+  for (const int64_t dimension : view.shape) {
+    if (bits == 0) break;
+    if (bits > data.size() * 8 / static_cast<uint64_t>(dimension)) {
       return lying("its shape is larger than the file");
     }
-    bytes *= dimension;
-    view.shape.push_back(static_cast<int64_t>(dimension));
+    bits *= static_cast<uint64_t>(dimension);
   }
+  if (bits % 8 != 0) return lying("it ends inside a byte");
+  const uint64_t bytes = bits / 8;
   const nlohmann::json& offsets = entry["data_offsets"];
   if (!offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) {
     return lying("odd data_offsets");
@@ -86,6 +93,15 @@ absl::StatusOr<TensorView> ReadTensor(const std::string& path,
   }
   view.bytes = data.subspan(begin, bytes);
   return view;
+}
+
+// A shard is a file of its directory, nothing else.
+bool IsFileName(const nlohmann::json& value) {
+  if (!value.is_string()) return false;
+  const auto name = value.get<std::string>();
+  constexpr std::string_view kNever("/\0", 2);
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(kNever) == std::string::npos;
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -103,15 +119,18 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(
     const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK the open of a pipe waits for its writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     return absl::NotFoundError(
         absl::StrFormat("open %s: %s", path, std::strerror(errno)));
   }
   struct stat st;
-  if (fstat(fd, &st) != 0 || st.st_size < 8) {
+  const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+  if (!regular || st.st_size < 8) {
     close(fd);
-    return Lying(path, "shorter than a safetensors header");
+    return Lying(path, regular ? "shorter than a safetensors header"
+                               : "no regular file");
   }
   const auto size = static_cast<size_t>(st.st_size);
   void* map = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -139,13 +158,14 @@ absl::Status SafetensorsFile::ReadHeader(const std::string& path) {
     return Lying(path, absl::StrFormat("a header of %d bytes in a file of %d",
                                        header_bytes, bytes_.size()));
   }
-  const auto parsed =
-      ParseJsonObject(AsText(bytes_.subspan(8, header_bytes)), path);
-  if (!parsed.ok()) return Lying(path, "its header is no JSON object");
+  const auto parsed = ParseJsonObject(AsText(bytes_.subspan(8, header_bytes)),
+                                      path + ": its header");
+  if (!parsed.ok()) return absl::DataLossError(parsed.status().message());
   const std::span<const uint8_t> data = bytes_.subspan(8 + header_bytes);
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const auto& [name, entry] : parsed->items()) {
     if (name == "__metadata__") {
+      if (!entry.is_object()) return Lying(path, "metadata is no object");
       for (const auto& [key, value] : entry.items()) {
         if (!value.is_string()) return Lying(path, "metadata is not text");
         metadata_[key] = value.get<std::string>();
@@ -159,11 +179,19 @@ absl::Status SafetensorsFile::ReadHeader(const std::string& path) {
     tensors_.emplace(name, std::move(view));
   }
   std::sort(ranges.begin(), ranges.end());
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].first < ranges[i - 1].second) {
-      return Lying(path, absl::StrFormat("tensors overlap at data byte %d",
-                                         ranges[i].first));
+  uint64_t at = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (begin < at) {
+      return Lying(path,
+                   absl::StrFormat("tensors overlap at data byte %d", begin));
     }
+    if (begin > at) break;
+    at = end;
+  }
+  if (at != data.size()) {
+    return Lying(path,
+                 absl::StrFormat("data byte %d of %d belongs to no tensor", at,
+                                 data.size()));
   }
   return absl::OkStatus();
 }
@@ -182,15 +210,17 @@ absl::StatusOr<ModelTensors> ModelTensors::Open(const std::string& directory) {
           absl::StrFormat("%s: has no weight_map", index_path));
     }
     for (const auto& [name, shard] : parsed["weight_map"].items()) {
-      // A shard is a file of this directory, nothing else.
-      if (!shard.is_string() ||
-          shard.get<std::string>().find('/') != std::string::npos) {
+      if (!IsFileName(shard)) {
         return absl::InvalidArgumentError(
             absl::StrFormat("%s: tensor '%s' stands in %s, wanted a file name",
                             index_path, name, shard.dump()));
       }
       wanted[name] = shard.get<std::string>();
       shards.insert(wanted[name]);
+    }
+    if (wanted.empty()) {
+      return absl::NotFoundError(
+          absl::StrFormat("%s: names no tensors", index_path));
     }
   } else {
     shards.insert("model.safetensors");
@@ -264,13 +294,17 @@ absl::Status WriteSafetensors(
     for (const TensorToWrite& t : tensors) out << AsText(t.bytes);
     out.flush();
     if (!out) {
+      const int error = errno;
+      std::remove(temporary.c_str());
       return absl::ResourceExhaustedError(
-          absl::StrFormat("write %s: %s", temporary, std::strerror(errno)));
+          absl::StrFormat("write %s: %s", temporary, std::strerror(error)));
     }
   }
   if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    std::remove(temporary.c_str());
     return absl::InternalError(
-        absl::StrFormat("rename to %s: %s", path, std::strerror(errno)));
+        absl::StrFormat("rename to %s: %s", path, std::strerror(error)));
   }
   return absl::OkStatus();
 }

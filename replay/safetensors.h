@@ -30,9 +30,10 @@ struct TensorView {
 
 class SafetensorsFile {
  public:
-  // kNotFound when absent; kDataLoss when the header is longer than the file,
-  // is no JSON, or names a tensor whose dtype, shape and offsets disagree,
-  // overlap another or leave the file.
+  // kNotFound when absent; kDataLoss when it is no regular file, its header is
+  // longer than the file, is no JSON, has a name twice, or names a tensor whose
+  // dtype, shape and offsets disagree, overlap another or leave the file, and
+  // when bytes belong to no tensor.
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(
       const std::string& path);
   ~SafetensorsFile();
@@ -59,7 +60,9 @@ class SafetensorsFile {
 class ModelTensors {
  public:
   // Every shard of a directory. kNotFound when there is none, or the index
-  // names a file or tensor that is not there.
+  // names a file or tensor that is not there; kInvalidArgument when the index
+  // is no map from tensors to files of the directory; kDataLoss when a shard
+  // lies.
   static absl::StatusOr<ModelTensors> Open(const std::string& directory);
 
   // kNotFound names the tensor.

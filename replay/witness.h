@@ -18,8 +18,8 @@
 
 namespace torpor::replay {
 
-// One token's row of a layer: its window slots' bytes in layout order (K, then
-// V).
+// One token's row of a layer: the bytes of its window slots in layout order (K,
+// then V), of those whose window reaches that token.
 struct WitnessRow {
   uint64_t position = 0;
   std::vector<uint8_t> bytes;
@@ -32,7 +32,8 @@ struct LayerWitness {
   // XXH3-128 over the little-endian XXH3-64s of the layer's window rows in
   // position order.
   Digest128 digest{};
-  // Rows at H-1, H-W/4, H-W/2, H-3W/4 and H-W+1, those that exist, ascending.
+  // W is the layer's longest window. Rows at H-1, H-W/4, H-W/2, H-3W/4 and
+  // H-W+1, those that exist, ascending.
   std::vector<WitnessRow> rows;
 
   friend bool operator==(const LayerWitness&, const LayerWitness&) = default;
@@ -53,7 +54,8 @@ Witness MakeWitness(const ModelLayout& layout, std::string_view numerics_id,
 struct LayerError {
   uint32_t layer = 0;
   bool digest_equal = false;
-  // Over the sample rows: max and mean of |a - b|, each over max |b|.
+  // Over the sample rows: max and mean of |a - b|, each over max |b| of the
+  // finite b. Infinite where one side alone is NaN or infinite.
   double max_relative = 0;
   double mean_relative = 0;
 };

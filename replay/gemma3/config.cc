@@ -3,6 +3,7 @@
 #include "replay/gemma3/config.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -14,20 +15,38 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMany = int64_t{1} << 31;
+// Tokens; the largest window of a layout.
+constexpr int64_t kMaxWindow = int64_t{1} << 24;
+// Elements of a K or V row, so that its bytes fit the layout's 32 bits. The
+// largest in use have 8,192.
+constexpr int64_t kMaxRow = int64_t{1} << 20;
 
-// The dtype under its old or new key, in the text config or around it.
-std::string DtypeName(const json& outer, const json& text) {
+// The dtype under its new or old key, in the text config or around it.
+absl::StatusOr<std::string> DtypeName(const json& outer, const json& text) {
   for (const json* object : {&text, &outer}) {
+    ConfigReader reader(*object);
     for (const char* key : {"dtype", "torch_dtype"}) {
-      const auto it = object->find(key);
-      if (it == object->end() || !it->is_string()) continue;
-      const auto name = it->get<std::string>();
+      if (!reader.Has(key)) continue;
+      const std::string name = reader.String(key, "");
+      TORPOR_RETURN_IF_ERROR(reader.status());
       if (name == "bfloat16") return "bf16";
       if (name == "float32") return "f32";
       return name;
     }
   }
   return "";
+}
+
+// A number of at least, or above, 0.
+double NumberFromZero(ConfigReader* reader, const char* key, double fallback,
+                      bool zero_too) {
+  const double value = reader->Number(key, fallback);
+  if (value < 0 || (value == 0 && !zero_too)) {
+    reader->Fail(absl::InvalidArgumentError(
+        absl::StrFormat("config key '%s': got %g, wanted a number %s 0", key,
+                        value, zero_too ? "of at least" : "above")));
+  }
+  return value;
 }
 
 absl::StatusOr<std::vector<bool>> LayerTypes(ConfigReader* reader,
@@ -69,6 +88,10 @@ absl::StatusOr<Rope> ReadRope(const json& object, const char* where,
       "rope_type", reader.Has("type") ? reader.String("type", "default")
                                       : std::string("default"));
   if (type == "linear") {
+    if (!reader.Has("factor")) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "config key '%s': rope type 'linear' without a 'factor'", where));
+    }
     rope.linear_factor = reader.Number("factor", 1.0);
   } else if (type != "default") {
     return absl::UnimplementedError(absl::StrFormat(
@@ -78,7 +101,7 @@ absl::StatusOr<Rope> ReadRope(const json& object, const char* where,
   TORPOR_RETURN_IF_ERROR(reader.status());
   if (rope.theta <= 0 || rope.linear_factor <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "config key '%s': theta %g and factor %g, wanted both above 0", where,
+        "config key '%s': rope_theta %g, factor %g, wanted both above 0", where,
         rope.theta, rope.linear_factor));
   }
   return rope;
@@ -87,8 +110,11 @@ absl::StatusOr<Rope> ReadRope(const json& object, const char* where,
 // New configs carry a dictionary per kind of layer, which wins; old ones a
 // theta for each kind and a scaling for the full layers alone.
 absl::Status ReadRopes(ConfigReader* reader, Config* config) {
-  const double full_theta = reader->Number("rope_theta", 1'000'000.0);
-  const double sliding_theta = reader->Number("rope_local_base_freq", 10'000.0);
+  const double full_theta =
+      NumberFromZero(reader, "rope_theta", 1'000'000.0, false);
+  const double sliding_theta =
+      NumberFromZero(reader, "rope_local_base_freq", 10'000.0, false);
+  TORPOR_RETURN_IF_ERROR(reader->status());
   json full = json::object();
   json sliding = json::object();
   if (reader->Has("rope_parameters")) {
@@ -97,39 +123,63 @@ absl::Status ReadRopes(ConfigReader* reader, Config* config) {
       return absl::InvalidArgumentError(
           "config key 'rope_parameters': wanted an object");
     }
-    if (parameters.contains("full_attention")) {
-      full = parameters["full_attention"];
-    }
-    if (parameters.contains("sliding_attention")) {
-      sliding = parameters["sliding_attention"];
+    ConfigReader kinds(parameters);
+    for (const auto& [kind, out] : {std::pair{"full_attention", &full},
+                                    std::pair{"sliding_attention", &sliding}}) {
+      if (!kinds.Has(kind)) {
+        // One set of parameters for all layers, which would go unread.
+        for (const char* key : {"rope_type", "type", "rope_theta", "factor"}) {
+          if (!kinds.Has(key)) continue;
+          return absl::InvalidArgumentError(absl::StrFormat(
+              "config key 'rope_parameters': has '%s' and no '%s', wanted a "
+              "set of them for each kind of layer",
+              key, kind));
+        }
+        continue;
+      }
+      *out = kinds.at(kind);
+      if (!out->is_object()) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "config key 'rope_parameters.%s': wanted an object", kind));
+      }
     }
   }
   if (reader->Has("rope_scaling")) {
-    if (!reader->at("rope_scaling").is_object() || !full.is_object()) {
+    if (!reader->at("rope_scaling").is_object()) {
       return absl::InvalidArgumentError(
           "config key 'rope_scaling': wanted an object");
     }
     full.update(reader->at("rope_scaling"));
   }
-  TORPOR_ASSIGN_OR_RETURN(config->full_rope,
-                          ReadRope(full, "rope_parameters", full_theta));
-  TORPOR_ASSIGN_OR_RETURN(config->sliding_rope,
-                          ReadRope(sliding, "rope_parameters", sliding_theta));
+  TORPOR_ASSIGN_OR_RETURN(
+      config->full_rope,
+      ReadRope(full, "rope_parameters.full_attention", full_theta));
+  TORPOR_ASSIGN_OR_RETURN(
+      config->sliding_rope,
+      ReadRope(sliding, "rope_parameters.sliding_attention", sliding_theta));
   return absl::OkStatus();
 }
 
 absl::Status CheckShapes(const Config& c) {
   if (c.n_heads % c.n_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "config: %d attention heads over %d key-value heads, wanted a multiple",
+        "config keys: num_attention_heads %d, num_key_value_heads %d, wanted a "
+        "multiple",
         c.n_heads, c.n_kv_heads));
+  }
+  if (c.n_kv_heads * c.head_dim > kMaxRow) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "config keys: num_key_value_heads %d times head_dim %d, wanted at most "
+        "%d",
+        c.n_kv_heads, c.head_dim, kMaxRow));
   }
   if (c.head_dim % 2 != 0 || c.hidden_size % 2 != 0 ||
       c.intermediate_size % 2 != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "config: head_dim %d, hidden_size %d, intermediate_size %d, wanted "
-        "even numbers",
-        c.head_dim, c.hidden_size, c.intermediate_size));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("config keys: head_dim %d, hidden_size %d, "
+                        "intermediate_size %d, wanted "
+                        "even numbers",
+                        c.head_dim, c.hidden_size, c.intermediate_size));
   }
   return absl::OkStatus();
 }
@@ -140,11 +190,21 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
   Config c;
   const json* text = &outer;
   if (const auto it = outer.find("text_config");
-      it != outer.end() && it->is_object()) {
+      it != outer.end() && !it->is_null()) {
+    if (!it->is_object()) {
+      return absl::InvalidArgumentError(
+          "config key 'text_config': wanted an object");
+    }
     text = &*it;
     c.nested = true;
   }
   ConfigReader r(*text);
+  const std::string type = r.String("model_type", "gemma3_text");
+  if (c.nested && r.status().ok() && type != "gemma3_text") {
+    return absl::UnimplementedError(absl::StrFormat(
+        "config key 'text_config.model_type': got '%s', wanted gemma3_text",
+        type));
+  }
   c.vocab_size = r.Int("vocab_size", 262'208, 1, kMany);
   c.hidden_size = r.Int("hidden_size", 2304, 1, kMany);
   c.intermediate_size = r.Int("intermediate_size", 9216, 1, kMany);
@@ -152,20 +212,23 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
   c.n_heads = r.Int("num_attention_heads", 8, 1, 65'536);
   c.n_kv_heads = r.Int("num_key_value_heads", 4, 1, 65'536);
   c.head_dim = r.Int("head_dim", 256, 1, 65'536);
-  c.sliding_window = r.Int("sliding_window", 4096, 1, kMany);
+  c.sliding_window = r.Int("sliding_window", 4096, 1, kMaxWindow);
   c.max_positions = r.Int("max_position_embeddings", 131'072, 1, kMany * 1024);
-  c.query_pre_attn_scalar = r.Number("query_pre_attn_scalar", 256.0);
-  c.rms_norm_eps = r.Number("rms_norm_eps", 1e-6);
+  c.query_pre_attn_scalar =
+      NumberFromZero(&r, "query_pre_attn_scalar", 256.0, false);
+  c.rms_norm_eps = NumberFromZero(&r, "rms_norm_eps", 1e-6, true);
   c.attention_bias = r.Bool("attention_bias", false);
   c.tied_embeddings = r.Bool("tie_word_embeddings", true);
   // transformers applies the final softcap in the text model alone, and the
   // attention softcap nowhere.
-  if (!c.nested) c.final_softcap = r.Number("final_logit_softcapping", 0.0);
+  if (!c.nested) {
+    c.final_softcap = NumberFromZero(&r, "final_logit_softcapping", 0.0, true);
+  }
   const std::string activation =
       r.String("hidden_activation", "gelu_pytorch_tanh");
   const bool bidirectional = r.Bool("use_bidirectional_attention", false);
-  c.dtype = DtypeName(outer, *text);
   TORPOR_RETURN_IF_ERROR(r.status());
+  TORPOR_ASSIGN_OR_RETURN(c.dtype, DtypeName(outer, *text));
   if (bidirectional) {
     return absl::FailedPreconditionError(
         "config key 'use_bidirectional_attention': true; a model whose tokens "
@@ -212,7 +275,8 @@ ModelLayout LayoutOf(const Config& c, kernels::DType kv_dtype) {
 }
 
 std::string RopeName(const Config& c) {
-  return absl::StrFormat("split-half theta %g/%g linear %g/%g",
+  // Every digit, since the fingerprint tells models apart by it.
+  return absl::StrFormat("split-half theta %.17g/%.17g linear %.17g/%.17g",
                          c.full_rope.theta, c.sliding_rope.theta,
                          c.full_rope.linear_factor,
                          c.sliding_rope.linear_factor);

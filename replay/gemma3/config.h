@@ -45,7 +45,8 @@ struct Config {
   std::vector<bool> is_sliding;
   Rope full_rope;
   Rope sliding_rope;
-  // What config.json names: "bf16", "f32", or empty.
+  // What config.json names: "bf16", "f32", another name as it stands there, or
+  // empty.
   std::string dtype;
   // Nested in a multimodal config.
   bool nested = false;

@@ -444,6 +444,11 @@ absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& directory,
       const DType compute,
       PickDType(options.compute_dtype, stored, "compute dtype"));
   DType native_kv = stored;
+  if (options.kv_dtype == "native" && !config.dtype.empty() &&
+      config.dtype != "bf16" && config.dtype != "f32") {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "config key 'dtype': got '%s', wanted bf16 or f32", config.dtype));
+  }
   if (config.dtype == "bf16") native_kv = DType::kBf16;
   if (config.dtype == "f32") native_kv = DType::kF32;
   TORPOR_ASSIGN_OR_RETURN(const DType kv,

@@ -83,21 +83,24 @@ class Loader {
   // Linear layers of equal input as one matrix, their outputs in order.
   absl::StatusOr<PackedMatrix> Matrix(const std::vector<Part>& parts,
                                       int64_t columns) {
+    // Every shape is checked before memory is taken for it.
+    std::vector<TensorView> views;
     int64_t rows = 0;
-    for (const Part& part : parts) rows += part.rows;
+    for (const Part& part : parts) {
+      TORPOR_ASSIGN_OR_RETURN(TensorView view,
+                              Get(part.name + ".weight", {part.rows, columns}));
+      views.push_back(std::move(view));
+      rows += part.rows;
+    }
     PackedMatrix out = PackedMatrix::Empty(rows, columns, dtype_);
     int64_t at = 0;
-    for (const Part& part : parts) {
-      TORPOR_ASSIGN_OR_RETURN(const TensorView view,
-                              Get(part.name + ".weight", {part.rows, columns}));
+    for (const TensorView& view : views) {
       if (view.dtype == "F32") {
-        out.SetRows(at, reinterpret_cast<const float*>(view.bytes.data()),
-                    part.rows);
+        CopyRows<float>(view, at, &out);
       } else {
-        out.SetRows(at, reinterpret_cast<const Bf16*>(view.bytes.data()),
-                    part.rows);
+        CopyRows<Bf16>(view, at, &out);
       }
-      at += part.rows;
+      at += view.shape[0];
     }
     return out;
   }
@@ -115,6 +118,19 @@ class Loader {
   [[nodiscard]] std::string Digest() const { return DigestTensors(used_); }
 
  private:
+  // Row by row through aligned memory: a tensor may stand at an odd offset of
+  // its file.
+  template <typename Source>
+  static void CopyRows(const TensorView& view, int64_t at, PackedMatrix* out) {
+    std::vector<Source> row(static_cast<size_t>(view.shape[1]));
+    const size_t row_bytes = row.size() * sizeof(Source);
+    for (int64_t i = 0; i < view.shape[0]; ++i) {
+      std::memcpy(row.data(), &view.bytes[static_cast<size_t>(i) * row_bytes],
+                  row_bytes);
+      out->SetRows(at + i, row.data(), 1);
+    }
+  }
+
   const ModelTensors& tensors_;
   const std::string prefix_;
   const DType dtype_;

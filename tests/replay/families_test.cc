@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -301,6 +302,52 @@ TEST_F(LoadModelTest, AConfigOfOtherShapesNamesTheTensor) {
     (*config)["text_config"]["intermediate_size"] = 126;
   });
   EXPECT_THAT(Load(), HasStatus(kInvalid, "mlp"));
+}
+
+// Memory is taken after the shape was checked: this would ask for terabytes.
+TEST_F(LoadModelTest, AConfigOfHugeShapesIsRefusedBeforeMemoryIsTaken) {
+  EditConfig([](json* config) {
+    (*config)["text_config"]["intermediate_size"] = 2'147'483'646;
+  });
+  EXPECT_THAT(Load(), HasStatus(kInvalid, "mlp"));
+}
+
+TEST_F(LoadModelTest, AnotherDtypeIsRefusedAsItIsByThePlan) {
+  EditConfig([](json* config) {
+    (*config)["text_config"].erase("dtype");
+    (*config)["text_config"].erase("torch_dtype");
+    (*config)["dtype"] = "float16";
+  });
+  EXPECT_THAT(Load(), HasStatus(kInvalid, "'dtype'"));
+  EXPECT_THAT(LayoutFromConfig(ReadBack(dir_.File("config.json")), {}),
+              HasStatus(kInvalid, "'dtype'"));
+  EXPECT_OK(LoadModel(dir_.path(), {.kv_dtype = "f32"}).status());
+}
+
+// A header may have any length, so tensors may stand at odd addresses.
+TEST_F(LoadModelTest, TensorsAtOddOffsetsGiveTheSameWeights) {
+  const std::vector<uint32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
+  std::vector<std::vector<float>> logits;
+  std::vector<Fingerprint> fingerprints;
+  for (const bool odd : {false, true}) {
+    for (int i = 1; odd && i <= 3; ++i) {
+      const std::string file = ReadBack(Shard(i));
+      uint64_t length = 0;
+      std::memcpy(&length, file.data(), sizeof length);
+      const std::string header = file.substr(8, length);
+      WriteFile(Shard(i), RawFile(header + std::string(1 + length % 2, ' '),
+                                  file.substr(8 + length)));
+    }
+    ASSERT_OK_AND_ASSIGN(const auto model, LoadModel(dir_.path(), {}));
+    const auto sequence = model->NewSequence();
+    const Segment segment{.sequence = sequence.get(), .ids = ids};
+    ASSERT_OK_AND_ASSIGN(std::vector<float> rows,
+                         RunTokens(model.get(), segment, 0, {}));
+    logits.push_back(std::move(rows));
+    fingerprints.push_back(model->fingerprint());
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+  EXPECT_EQ(fingerprints[0], fingerprints[1]);
 }
 
 }  // namespace

@@ -6,47 +6,29 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "store/keys.h"
 #include "tests/store/format_samples.h"
+#include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"
 
 namespace torpor::store {
 namespace {
 
 std::string Hex(std::string_view bytes) {
-  std::string hex;
-  for (const char c : bytes) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    hex.push_back(kDigits[static_cast<uint8_t>(c) >> 4]);
-    hex.push_back(kDigits[static_cast<uint8_t>(c) & 15]);
-  }
-  return hex;
+  return testing::Hex(
+      {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
 }
-std::string Hex(const Hash256& hash) { return Hex(AsString(hash)); }
+std::string Hex(const Hash256& hash) { return testing::Hex(std::span(hash)); }
 
 std::string Golden(const std::string& name) {
-  static const auto* const values = [] {
-    auto* const map = new std::map<std::string, std::string>;
-    std::ifstream in(TORPOR_SOURCE_DIR
-                     "/tests/oracles/store_format/golden.txt");
-    std::string key;
-    std::string value;
-    while (in >> key) {
-      if (key == "#") {
-        std::getline(in, value);
-      } else if (in >> value) {
-        (*map)[key] = value;
-      }
-    }
-    return map;
-  }();
-  const auto it = values->find(name);
-  return it != values->end() ? it->second : "no golden value of that name";
+  static const testing::GoldenFile file(
+      TORPOR_SOURCE_DIR "/tests/oracles/store_format/golden.txt");
+  return file.Get(name);
 }
 
 TEST(FormatGoldenTest, SectionsHaveTheirBytes) {

@@ -2,6 +2,7 @@
 
 #include "service/server.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -34,10 +35,13 @@ bool IsUnix(const std::string& address) {
   return absl::StartsWith(address, kUnixPrefix);
 }
 
+// A name such as 127.example.com is none, whatever it resolves to.
 bool IsLoopback(const std::string& address) {
-  return absl::StartsWith(address, "127.") ||
-         absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]:");
+  const std::string host = address.substr(0, address.rfind(':'));
+  in_addr ip = {};
+  return host == "localhost" || host == "[::1]" ||
+         (inet_pton(AF_INET, host.c_str(), &ip) == 1 &&
+          ntohl(ip.s_addr) >> 24 == 127);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -84,6 +88,16 @@ absl::Status ServerOptions::Validate() const {
   if (!tls_client_ca.empty() && tls_certificate.empty()) {
     return absl::InvalidArgumentError(
         "tls_client_ca: wanted a certificate and a key with it");
+  }
+  for (const auto& [name, value] :
+       {std::pair<const char*, int64_t>{"limits.calls", backend.max_calls},
+        {"limits.tickets", backend.max_tickets},
+        {"limits.leases", backend.max_leases},
+        {"maintain_every_ms", maintain_every.count()}}) {
+    if (value == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: got 0, wanted at least 1", name));
+    }
   }
   for (const std::string& address : listen) {
     if (IsUnix(address)) continue;

@@ -290,9 +290,22 @@ void ServiceTest::ExpectStored(const ToySuspend& suspend, uint64_t version) {
   EXPECT_EQ(woken.begin.client_state(), suspend.client_state);
   for (const uint32_t slot : {kHeads, kPlain}) {
     ASSERT_TRUE(woken.compact.contains(slot));
-    EXPECT_EQ(woken.compact.at(slot).bytes,
-              ToyRows(suspend.salt, slot, 0, suspend.rows_to()));
+    EXPECT_TRUE(woken.compact.at(slot).bytes ==
+                ToyRows(suspend.salt, slot, 0, suspend.rows_to()))
+        << "rows of slot " << slot;
   }
+}
+
+void ServiceTest::ExpectAddsUp(const v1::ResumeReceipt& r) {
+  EXPECT_EQ(r.loaded_tokens() + r.replayed_tokens() + r.recomputed_tokens(),
+            r.prompt_tokens())
+      << r.ShortDebugString();
+  uint64_t explained = 0;
+  for (const v1::TokenReason& reason : r.reasons()) {
+    EXPECT_NE(reason.reason(), "");
+    explained += reason.tokens();
+  }
+  EXPECT_EQ(explained, r.recomputed_tokens()) << r.ShortDebugString();
 }
 
 v1::BeginResumeHeader EngineResume(const std::string& session) {

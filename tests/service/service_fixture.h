@@ -100,8 +100,8 @@ class ServiceTest : public ::testing::Test {
   absl::StatusOr<Woken> Window(const v1::WindowRequest& request);
   absl::StatusOr<v1::ResumeReceipt> Release(const std::string& lease);
 
-  absl::StatusOr<v1::LookupPrefixResponse> Lookup(
-      const std::string& model, const v1::TokenChunk& tokens);
+  absl::StatusOr<v1::LookupPrefixResponse> Lookup(const std::string& model,
+                                                  const v1::TokenChunk& tokens);
   absl::StatusOr<v1::SessionState> Describe(const std::string& session);
   v1::StatsResponse Stats();
   absl::StatusOr<v1::VerifyProgress> Verify(bool deep = true);
@@ -111,6 +111,9 @@ class ServiceTest : public ::testing::Test {
   void ExpectIdle();
   // The session is whole: its tokens and rows are those of the suspend.
   void ExpectStored(const ToySuspend& suspend, uint64_t version);
+  // Every token is in one of the three sums, and each that was not reused has
+  // a reason.
+  static void ExpectAddsUp(const v1::ResumeReceipt& receipt);
 
  private:
   const testing::TempDir dir_;

@@ -50,8 +50,7 @@ v1::RegisterRequest ToyModel(const std::string& name,
   heads->set_shard_axis(v1::SHARD_AXIS_HEADS);
   heads->set_n_heads(kToyHeads);
   AddSlot(layout, "plain", v1::SLOT_KIND_FULL, kPlain);
-  v1::Slot* window =
-      AddSlot(layout, "window", v1::SLOT_KIND_SLIDING, kWindow);
+  v1::Slot* window = AddSlot(layout, "window", v1::SLOT_KIND_SLIDING, kWindow);
   window->set_window(kToyWindow);
   window->set_come_back(v1::COME_BACK_REPLAY);
   return request;
@@ -121,25 +120,29 @@ v1::CommitRequest ToySuspend::Commit() const {
 std::vector<v1::PutRowsRequest> RowMessages(const ToySuspend& s) {
   std::vector<v1::PutRowsRequest> out;
   for (uint64_t at = s.rows_from; at < s.rows_to();) {
-    const uint64_t end = std::min(s.rows_to(), (at / kToyBlock + 1) * kToyBlock);
+    const uint64_t end = std::min(
+        s.rows_to(), (at / kToyBlock + s.blocks_per_message) * kToyBlock);
     v1::PutRowsRequest message;
-    for (const uint32_t slot : {kHeads, kPlain}) {
-      const std::string bytes = ToyRows(s.salt, slot, at, end);
-      *message.add_pieces() =
-          PieceOf(slot, at, static_cast<uint32_t>(end - at), bytes);
-      message.mutable_data()->append(bytes);
+    // Block-major: a block's slots before the next block.
+    while (at < end) {
+      const uint64_t stop = std::min(end, (at / kToyBlock + 1) * kToyBlock);
+      for (const uint32_t slot : {kHeads, kPlain}) {
+        const std::string bytes = ToyRows(s.salt, slot, at, stop);
+        *message.add_pieces() =
+            PieceOf(slot, at, static_cast<uint32_t>(stop - at), bytes);
+        message.mutable_data()->append(bytes);
+      }
+      at = stop;
     }
     out.push_back(std::move(message));
-    at = end;
   }
   if (s.snapshot) {
     const uint64_t first =
         s.rows_to() - std::min<uint64_t>(s.rows_to(), kToyWindow - 1);
     v1::PutRowsRequest message;
     const std::string bytes = ToyRows(s.salt, kWindow, first, s.rows_to());
-    *message.add_pieces() =
-        PieceOf(kWindow, first, static_cast<uint32_t>(s.rows_to() - first),
-                bytes);
+    *message.add_pieces() = PieceOf(
+        kWindow, first, static_cast<uint32_t>(s.rows_to() - first), bytes);
     message.set_data(bytes);
     out.push_back(std::move(message));
   }
@@ -149,9 +152,9 @@ std::vector<v1::PutRowsRequest> RowMessages(const ToySuspend& s) {
 std::vector<v1::SuspendRequest> Messages(const ToySuspend& s) {
   std::vector<v1::SuspendRequest> out(1);
   *out.back().mutable_header() = s.Header();
-  constexpr size_t kIdsPerMessage = 20;
-  for (size_t at = s.tokens_kept; at < s.ids.size(); at += kIdsPerMessage) {
-    const size_t end = std::min(s.ids.size(), at + kIdsPerMessage);
+  const size_t step = 20 * s.blocks_per_message;
+  for (size_t at = s.tokens_kept; at < s.ids.size(); at += step) {
+    const size_t end = std::min(s.ids.size(), at + step);
     out.emplace_back().mutable_tokens()->mutable_ids()->Add(
         s.ids.begin() + static_cast<ptrdiff_t>(at),
         s.ids.begin() + static_cast<ptrdiff_t>(end));
@@ -188,9 +191,9 @@ absl::Status Woken::AddRows(
     Run& run = it->second;
     if (fresh) run.begin = run.end = piece.row_begin();
     if (piece.row_begin() != run.end) {
-      return absl::InternalError(absl::StrFormat(
-          "slot %d: rows from %d behind row %d", piece.slot(),
-          piece.row_begin(), run.end));
+      return absl::InternalError(
+          absl::StrFormat("slot %d: rows from %d behind row %d", piece.slot(),
+                          piece.row_begin(), run.end));
     }
     run.end += piece.n_rows();
     run.bytes += bytes;

@@ -62,13 +62,14 @@ struct ToySuspend {
   uint32_t salt = 1;
   std::string client_state;
   v1::Witness witness;
+  uint64_t blocks_per_message = 1;
 
   [[nodiscard]] uint64_t rows_to() const { return kv_len.value_or(ids.size()); }
   [[nodiscard]] v1::BeginSuspendHeader Header() const;
   [[nodiscard]] v1::CommitRequest Commit() const;
 };
 
-// Header, tokens, a message of rows a block, commit.
+// Header, tokens, rows in messages of whole blocks, commit.
 std::vector<v1::SuspendRequest> Messages(const ToySuspend& suspend);
 // The rows of `Messages` alone.
 std::vector<v1::PutRowsRequest> RowMessages(const ToySuspend& suspend);

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -98,6 +99,10 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
   if (!in) {
     return absl::NotFoundError(
         absl::StrFormat("config file %s: %s", path, std::strerror(errno)));
+  }
+  if (std::filesystem::is_directory(path)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("config file %s: is a directory", path));
   }
   try {
     table = toml::parse(in, path);

@@ -119,7 +119,8 @@ int Main(int argc, char** argv) {
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "host:port for Prometheus");
   app.add_option("--max-bytes", flags.max_bytes,
-                 "Budget of the store (default: 90 % of the disk)");
+                 "Budget of the store (default: 90 % of the disk)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--isa", flags.isa,
                  "CPU path: auto, portable, avx2 or avx512bf16");
   app.add_option("--threads", flags.threads,

@@ -30,6 +30,8 @@ namespace {
 constexpr char kUnixPrefix[] = "unix://";
 // What gRPC may buffer for slow readers, all calls together.
 constexpr size_t kQuotaBytes = size_t{256} << 20;
+constexpr auto kDrainPoll = std::chrono::milliseconds(5);
+constexpr auto kLastAnswers = std::chrono::seconds(1);
 
 bool IsUnix(const std::string& address) {
   return absl::StartsWith(address, kUnixPrefix);
@@ -266,8 +268,19 @@ void Server::Drain() {
     }
     LogEvent(spdlog::level::info, "drain",
              {{"calls", std::to_string(impl_->backend->running_calls())}});
-    impl_->server->Shutdown(std::chrono::system_clock::now() +
-                            impl_->options.drain_limit);
+    // New calls are told why until the running ones have ended; once gRPC shuts
+    // down it only cancels.
+    const auto limit =
+        std::chrono::steady_clock::now() + impl_->options.drain_limit;
+    while (impl_->backend->running_calls() > 0 &&
+           std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(kDrainPoll);
+    }
+    // The last answers are still on their way.
+    impl_->server->Shutdown(impl_->backend->running_calls() > 0
+                                ? std::chrono::system_clock::now()
+                                : std::chrono::system_clock::now() +
+                                      kLastAnswers);
     impl_->server->Wait();
   }
   {

@@ -160,7 +160,17 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Touch(
       TORPOR_ASSIGN_OR_RETURN(
           spec.pin_seconds,
           SecondsFromProto("pin_seconds", request->pin_seconds()));
-      spec.labels.insert(request->labels().begin(), request->labels().end());
+      for (const auto& [key, value] : request->labels()) {
+        if (key.empty() || key.size() > store::kMaxLabelBytes ||
+            value.size() > store::kMaxLabelBytes) {
+          return absl::InvalidArgumentError(absl::StrFormat(
+              "label: got a key of %d and a value of %d bytes, wanted 1 to %d "
+              "and at most %d",
+              key.size(), value.size(), store::kMaxLabelBytes,
+              store::kMaxLabelBytes));
+        }
+        spec.labels.emplace(key, value);
+      }
       TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
                               backend_.store().Touch(spec));
       *response = StateOf(backend_, tenant, info);

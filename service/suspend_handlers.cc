@@ -21,13 +21,15 @@ absl::Status CheckFloors(const v1::BeginSuspendHeader& header,
   for (const v1::Floor& floor : header.floors()) {
     const uint64_t length = floor.resume_at() - floor.replay_start();
     if (floor.replay_start() >= floor.resume_at() ||
+        floor.resume_at() > header.kv_len() ||
         floor.layer_begin() >= layout.n_layers ||
         (floor.replay_start() != 0 && length < layout.LargestWindow())) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "floor at %d: got replay start %d and layer %d, wanted a replay of "
-          "at least the largest window, %d, and a layer below %d",
+          "at least the largest window, %d, up to kv_len, %d, at most, and a "
+          "layer below %d",
           floor.resume_at(), floor.replay_start(), floor.layer_begin(),
-          layout.LargestWindow(), layout.n_layers));
+          layout.LargestWindow(), header.kv_len(), layout.n_layers));
     }
   }
   return absl::OkStatus();

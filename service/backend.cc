@@ -47,6 +47,10 @@ absl::Status Backend::Serve(
     if (call.cancelled() && !status.ok()) {
       status = absl::CancelledError(status.message());
     }
+    // To a client a range that is not there is a bad request.
+    if (absl::IsOutOfRange(status)) {
+      status = absl::InvalidArgumentError(status.message());
+    }
     running_.fetch_sub(1);
   }
   const std::chrono::duration<double> seconds =

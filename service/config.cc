@@ -4,6 +4,10 @@
 
 #include <toml++/toml.h>
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <sstream>
@@ -38,7 +42,7 @@ template <typename T>
 Setter Number(T* out) {
   return [out](const toml::node& node) {
     const auto value = node.value_exact<int64_t>();
-    if (!value || *value < 0) return false;
+    if (!value || *value < 0 || !std::in_range<T>(*value)) return false;
     *out = static_cast<T>(*value);
     return true;
   };
@@ -91,8 +95,17 @@ absl::Status Apply(const std::string& path, const std::string& prefix,
 
 absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
   toml::table table;
+  std::ifstream in(path);
+  if (!in) {
+    return absl::NotFoundError(
+        absl::StrFormat("config file %s: %s", path, std::strerror(errno)));
+  }
+  if (std::filesystem::is_directory(path)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("config file %s: is a directory", path));
+  }
   try {
-    table = toml::parse_file(path);
+    table = toml::parse(in, path);
   } catch (const toml::parse_error& e) {
     std::ostringstream text;
     text << path << ":" << e.source().begin.line << ": " << e.description();

@@ -3,14 +3,19 @@
 #include "service/convert.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "replay/replayer.h"
 
 namespace torpor::service {
 namespace {
 
 constexpr int kMaxIdsPerMessage = 65'536;
+// In microseconds since 1970 it stays far below 2^63.
+constexpr int64_t kMaxSeconds = int64_t{100} * 366 * 86'400;
 
 }  // namespace
 
@@ -162,6 +167,11 @@ v1::ReplayMode ToProto(replay::ReplayMode mode) {
 
 // ---- tokens ---------------------------------------------------------------
 
+absl::Status SecondHeader(std::string_view verb) {
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: a second header, wanted it on the first message alone", verb));
+}
+
 absl::Status AppendTokens(const v1::TokenChunk& chunk, uint64_t position,
                           uint32_t vocab_size, store::TokenRun* run) {
   if (chunk.ids_size() > kMaxIdsPerMessage) {
@@ -177,11 +187,31 @@ absl::Status AppendTokens(const v1::TokenChunk& chunk, uint64_t position,
     }
   }
   run->ids.insert(run->ids.end(), chunk.ids().begin(), chunk.ids().end());
+  const uint64_t end = position + static_cast<uint64_t>(chunk.ids_size());
   for (const v1::ExtraKeySpan& span : chunk.extra_keys()) {
+    const uint64_t least = run->spans.empty() ? 0 : run->spans.back().end;
+    if (span.begin() < std::max(position, least) || span.begin() >= end ||
+        span.end() <= span.begin() || span.key().empty() ||
+        span.key().size() > store::kMaxExtraKeyBytes) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "extra key of tokens [%d, %d): got %d bytes, wanted a key of 1 to %d "
+          "bytes on a span that begins in [%d, %d), behind the one before it",
+          span.begin(), span.end(), span.key().size(), store::kMaxExtraKeyBytes,
+          std::max(position, least), end));
+    }
     run->spans.push_back(
         {span.begin(), span.end(), span.key(), span.bidirectional()});
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckSpansEnd(const store::TokenRun& run) {
+  if (run.spans.empty() || run.spans.back().end <= run.ids.size()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "extra key of tokens [%d, %d): the prompt has %d tokens",
+      run.spans.back().begin, run.spans.back().end, run.ids.size()));
 }
 
 v1::TokenChunk ToProto(const store::TokenRun& run, size_t begin, size_t end,
@@ -265,7 +295,61 @@ absl::StatusOr<replay::Witness> FromProto(const v1::Witness& witness,
   return out;
 }
 
+absl::Status CheckWitness(const v1::Witness& witness,
+                          const replay::ModelLayout& layout,
+                          uint64_t resume_at) {
+  TORPOR_RETURN_IF_ERROR(FromProto(witness, resume_at).status());
+  struct Window {
+    uint64_t first = 0;
+    uint64_t row_bytes = 0;
+  };
+  std::map<uint32_t, Window> windows;
+  for (const replay::SlotRows& rows : replay::WindowRowsAt(layout, resume_at)) {
+    const replay::Slot& slot = layout.slots[rows.slot];
+    if (!slot.is_window()) continue;
+    Window& window = windows[slot.owner_layer];
+    window.first = rows.first;
+    window.row_bytes += slot.row_bytes;
+  }
+  std::set<uint32_t> seen;
+  for (const v1::LayerWitness& l : witness.layers()) {
+    const auto window = windows.find(l.layer());
+    if (window == windows.end() || !seen.insert(l.layer()).second) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "witness of layer %d: wanted each layer that has a window, once",
+          l.layer()));
+    }
+    for (const v1::WitnessRow& r : l.rows()) {
+      if (r.position() < window->second.first || r.position() >= resume_at ||
+          r.row().size() != window->second.row_bytes) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "witness of layer %d: got a row of %d bytes at %d, wanted rows of "
+            "%d bytes in [%d, %d)",
+            l.layer(), r.row().size(), r.position(), window->second.row_bytes,
+            window->second.first, resume_at));
+      }
+    }
+  }
+  if (seen.size() != windows.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "witness: got %d layers, wanted the %d that have a window", seen.size(),
+        windows.size()));
+  }
+  return absl::OkStatus();
+}
+
 // ---- sessions -------------------------------------------------------------
+
+absl::StatusOr<std::optional<int64_t>> SecondsFromProto(std::string_view field,
+                                                        int64_t seconds) {
+  if (seconds < -1 || seconds > kMaxSeconds) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: got %d, wanted -1 (clear), 0 (keep) or 1 to %d",
+                        field, seconds, kMaxSeconds));
+  }
+  if (seconds == 0) return std::nullopt;
+  return seconds == -1 ? 0 : seconds;
+}
 
 v1::SuspendReceipt ToProto(const std::string& session,
                            const store::SuspendReceipt& r) {

@@ -97,6 +97,17 @@ class Handles {
     return all;
   }
 
+  // Those of a tenant for which `is` holds.
+  template <typename Predicate>
+  [[nodiscard]] size_t CountIf(uint32_t tenant, const Predicate& is) const {
+    MutexLock lock(&mu_);
+    size_t n = 0;
+    for (const auto& [id, entry] : entries_) {
+      if (entry.tenant == tenant && is(*entry.object)) ++n;
+    }
+    return n;
+  }
+
   [[nodiscard]] size_t size() const {
     MutexLock lock(&mu_);
     return entries_.size();

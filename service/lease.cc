@@ -15,6 +15,8 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+constexpr char kNoKvYet[] = "no KV yet when suspended";
+
 uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
@@ -55,6 +57,16 @@ absl::StatusOr<std::unique_ptr<Lease>> Lease::Begin(
   std::unique_ptr<Lease> lease(new Lease);
   lease->header_ = header;
   TORPOR_ASSIGN_OR_RETURN(lease->mode_asked_, FromProto(header.mode()));
+  // Not below 0, and no NaN.
+  if (!(header.limits().max_error() >= 0)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "max_error: got %g, wanted 0 or more", header.limits().max_error()));
+  }
+  if (lease->mode_asked_ == replay::ReplayMode::kCold &&
+      !header.limits().allow_cold()) {
+    return absl::FailedPreconditionError(
+        "resume: cold was asked, and limits.allow_cold is not set");
+  }
   if (header.session().empty()) {
     if (prompt == nullptr || prompt->ids.empty()) {
       return absl::InvalidArgumentError(
@@ -93,7 +105,7 @@ absl::Status Lease::TakeSession(store::SessionStore* store,
   prompt_tokens_ = info.n_tokens;
   cut_ = info.kv_len;
   if (info.n_tokens > info.kv_len) {
-    AddReason(info.n_tokens - info.kv_len, "no KV yet when suspended");
+    AddReason(info.n_tokens - info.kv_len, kNoKvYet);
   }
   if (prompt != nullptr && !prompt->ids.empty()) {
     prompt_tokens_ = prompt->ids.size();
@@ -141,11 +153,13 @@ absl::Status Lease::CompareWithPrompt(const store::TokenRun& prompt) {
     divergence.set_extra_key_differs(tokens.ids[common] == prompt.ids[common]);
     divergence_ = divergence;
   }
-  if (common < cut_) {
-    cut_ = common;
+  // The prompt may end before the tokens that are pending.
+  {
     MutexLock lock(&mu_);
     reasons_.clear();
   }
+  cut_ = std::min(cut_, common);
+  if (common > cut_) AddReason(common - cut_, kNoKvYet);
   // A cut inside a two-way span is none.
   for (const store::ExtraKeySpan& span : tokens.spans) {
     if (span.bidirectional && span.begin < cut_ && cut_ < span.end) {
@@ -370,6 +384,10 @@ absl::StatusOr<bool> Lease::Climb() {
                                 : PlanFor(replay::ReplayMode::kExact, 0));
   } else if (header_.limits().allow_cold()) {
     TORPOR_ASSIGN_OR_RETURN(plan_, PlanFor(replay::ReplayMode::kCold, 0));
+    v1::TokenReason reason;
+    reason.set_tokens(cut_);
+    reason.set_reason("every rung below cold missed max_error");
+    reasons_.push_back(std::move(reason));
   } else {
     return false;
   }

@@ -157,8 +157,8 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Stats(
       response->set_staged_records(stats.staged_records);
       response->set_trashed_records(stats.trashed_records);
       response->set_quarantined_records(stats.quarantined_records);
-      response->set_open_tickets(backend_.tickets().size());
-      response->set_open_leases(backend_.leases().size());
+      response->set_open_tickets(stats.open_tickets);
+      response->set_open_leases(stats.open_leases);
       response->set_commits(stats.commits);
       return absl::OkStatus();
     });

@@ -199,6 +199,7 @@ absl::Status TakeResumeMessage(const ModelRegistry& models,
     input->header = message.header();
     return absl::OkStatus();
   }
+  if (message.has_header()) return SecondHeader("resume");
   uint32_t vocab = 0;
   if (!input->header.model().empty()) {
     TORPOR_ASSIGN_OR_RETURN(const auto model,
@@ -212,6 +213,7 @@ absl::Status TakeResumeMessage(const ModelRegistry& models,
 absl::StatusOr<std::shared_ptr<Lease>> BeginLease(Backend& backend,
                                                   uint32_t tenant,
                                                   const ResumeInput& input) {
+  TORPOR_RETURN_IF_ERROR(CheckSpansEnd(input.prompt));
   absl::StatusOr<std::unique_ptr<Lease>> lease =
       Lease::Begin(&backend.store(), backend.models(), tenant, input.header,
                    input.prompt.ids.empty() ? nullptr : &input.prompt);
@@ -251,8 +253,15 @@ SessionServiceImpl::BeginResume(grpc::CallbackServerContext* context,
                                       BeginLease(backend_, tenant, input));
               TORPOR_ASSIGN_OR_RETURN(*response, lease->Response());
               response->mutable_plane()->set_plane(v1::DATA_PLANE_GRPC);
-              TORPOR_ASSIGN_OR_RETURN(*response->mutable_lease(),
+              TORPOR_ASSIGN_OR_RETURN(const std::string id,
                                       backend_.leases().Add(tenant, lease));
+              response->set_lease(id);
+              // Nobody learns of it.
+              call.OnCancel([&backend = backend_, tenant, id] {
+                backend.workers().Post([&backend, tenant, id] {
+                  backend.leases().Remove(tenant, id);
+                });
+              });
               return absl::OkStatus();
             });
       });

@@ -107,6 +107,10 @@ absl::StatusOr<RowMessage> DecodeRowMessage(const grpc::ByteBuffer& buffer) {
   grpc::ByteBuffer copy = buffer;  // shares the slices
   grpc::ProtoBufferReader reader(&copy);
   CodedInputStream in(&reader);
+  // A field that is longer than what follows would end with the message.
+  const auto left = [&] {
+    return buffer.Length() - static_cast<size_t>(in.CurrentPosition());
+  };
   StringOutputStream rest_stream(&out.rest);
   {
     CodedOutputStream rest(&rest_stream);
@@ -115,7 +119,7 @@ absl::StatusOr<RowMessage> DecodeRowMessage(const grpc::ByteBuffer& buffer) {
       if (tag == 0) break;
       if (tag == kPieceTag) {
         uint32_t n = 0;
-        if (!in.ReadVarint32(&n)) return Malformed();
+        if (!in.ReadVarint32(&n) || n > left()) return Malformed();
         const auto limit = in.PushLimit(static_cast<int>(n));
         v1::RowPiece piece;
         if (!piece.MergeFromCodedStream(&in) || !in.ConsumedEntireMessage()) {
@@ -125,7 +129,7 @@ absl::StatusOr<RowMessage> DecodeRowMessage(const grpc::ByteBuffer& buffer) {
         out.pieces.push_back(std::move(piece));
       } else if (tag == kDataTag) {
         uint32_t n = 0;
-        if (!in.ReadVarint32(&n)) return Malformed();
+        if (!in.ReadVarint32(&n) || n > left()) return Malformed();
         const auto offset = static_cast<uint64_t>(in.CurrentPosition());
         if (!in.Skip(static_cast<int>(n))) return Malformed();
         TakeData(&out, offset, n);

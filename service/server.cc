@@ -2,6 +2,7 @@
 
 #include "service/server.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -29,15 +30,20 @@ namespace {
 constexpr char kUnixPrefix[] = "unix://";
 // What gRPC may buffer for slow readers, all calls together.
 constexpr size_t kQuotaBytes = size_t{256} << 20;
+constexpr auto kDrainPoll = std::chrono::milliseconds(5);
+constexpr auto kLastAnswers = std::chrono::seconds(1);
 
 bool IsUnix(const std::string& address) {
   return absl::StartsWith(address, kUnixPrefix);
 }
 
+// A name such as 127.example.com is none, whatever it resolves to.
 bool IsLoopback(const std::string& address) {
-  return absl::StartsWith(address, "127.") ||
-         absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]:");
+  const std::string host = address.substr(0, address.rfind(':'));
+  in_addr ip = {};
+  return host == "localhost" || host == "[::1]" ||
+         (inet_pton(AF_INET, host.c_str(), &ip) == 1 &&
+          ntohl(ip.s_addr) >> 24 == 127);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -84,6 +90,16 @@ absl::Status ServerOptions::Validate() const {
   if (!tls_client_ca.empty() && tls_certificate.empty()) {
     return absl::InvalidArgumentError(
         "tls_client_ca: wanted a certificate and a key with it");
+  }
+  for (const auto& [name, value] :
+       {std::pair<const char*, int64_t>{"limits.calls", backend.max_calls},
+        {"limits.tickets", backend.max_tickets},
+        {"limits.leases", backend.max_leases},
+        {"maintain_every_ms", maintain_every.count()}}) {
+    if (value == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: got 0, wanted at least 1", name));
+    }
   }
   for (const std::string& address : listen) {
     if (IsUnix(address)) continue;
@@ -252,8 +268,19 @@ void Server::Drain() {
     }
     LogEvent(spdlog::level::info, "drain",
              {{"calls", std::to_string(impl_->backend->running_calls())}});
-    impl_->server->Shutdown(std::chrono::system_clock::now() +
-                            impl_->options.drain_limit);
+    // New calls are told why until the running ones have ended; once gRPC shuts
+    // down it only cancels.
+    const auto limit =
+        std::chrono::steady_clock::now() + impl_->options.drain_limit;
+    while (impl_->backend->running_calls() > 0 &&
+           std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(kDrainPoll);
+    }
+    // The last answers are still on their way.
+    impl_->server->Shutdown(impl_->backend->running_calls() > 0
+                                ? std::chrono::system_clock::now()
+                                : std::chrono::system_clock::now() +
+                                      kLastAnswers);
     impl_->server->Wait();
   }
   {

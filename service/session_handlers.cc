@@ -2,9 +2,12 @@
 //
 // Fork, Rewind, Describe, List, Delete, Touch, LookupPrefix.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "service/convert.h"
@@ -16,14 +19,30 @@ namespace {
 constexpr uint32_t kDefaultPage = 100;
 constexpr uint32_t kMaxPage = 1000;
 
-// Seconds of a request (0 keeps, -1 clears) as the store wants them.
-absl::StatusOr<std::optional<int64_t>> Seconds(const char* field, int64_t s) {
-  if (s < -1) {
+// A page token is the hex of the last id: ids are bytes, tokens are text.
+absl::StatusOr<std::string> FromPageToken(const std::string& token) {
+  const bool is_hex =
+      token.size() % 2 == 0 &&
+      std::all_of(token.begin(), token.end(), absl::ascii_isxdigit);
+  if (!is_hex) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: got %d, wanted -1 (clear), 0 (keep) or more", field, s));
+        "page_token: got '%s', wanted one that List returned", token));
   }
-  if (s == 0) return std::nullopt;
-  return s == -1 ? 0 : s;
+  return absl::HexStringToBytes(token);
+}
+
+// What the store knows of a session, and who holds it.
+v1::SessionState StateOf(Backend& backend, uint32_t tenant,
+                         const store::SessionInfo& info) {
+  v1::SessionState state = ToProto(info);
+  state.set_open_tickets(static_cast<uint32_t>(backend.tickets().CountIf(
+      tenant,
+      [&](const Ticket& ticket) { return ticket.session == info.key.id; })));
+  state.set_open_leases(static_cast<uint32_t>(
+      backend.leases().CountIf(tenant, [&](const Lease& lease) {
+        return lease.header().session() == info.key.id;
+      })));
+  return state;
 }
 
 }  // namespace
@@ -42,7 +61,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Fork(
       if (request->has_at()) spec.at = request->at();
       TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
                               backend_.store().Fork(spec));
-      *response = ToProto(info);
+      *response = StateOf(backend_, tenant, info);
       return absl::OkStatus();
     });
   });
@@ -59,7 +78,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Rewind(
                                    request->expected_version(),
                                    request->operation_id()},
                                   request->at()));
-      *response = ToProto(info);
+      *response = StateOf(backend_, tenant, info);
       return absl::OkStatus();
     });
   });
@@ -74,7 +93,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Describe(
           TORPOR_ASSIGN_OR_RETURN(
               const std::unique_ptr<store::SessionLease> lease,
               backend_.store().Open({tenant, request->session()}, 0));
-          *response = ToProto(lease->info());
+          *response = StateOf(backend_, tenant, lease->info());
           TORPOR_ASSIGN_OR_RETURN(const std::vector<store::Floor> floors,
                                   lease->Floors(0, lease->info().kv_len));
           for (const replay::Floor& floor : ToReplay(floors)) {
@@ -96,14 +115,15 @@ grpc::ServerUnaryReactor* SessionServiceImpl::List(
         return absl::InvalidArgumentError(absl::StrFormat(
             "page_size: got %d, wanted 1 to %d", page, kMaxPage));
       }
+      TORPOR_ASSIGN_OR_RETURN(const std::string after,
+                              FromPageToken(request->page_token()));
       TORPOR_ASSIGN_OR_RETURN(
           const store::ListResult result,
-          backend_.store().List(tenant, request->prefix(),
-                                request->page_token(), page));
+          backend_.store().List(tenant, request->prefix(), after, page));
       for (const store::SessionInfo& info : result.sessions) {
-        *response->add_sessions() = ToProto(info);
+        *response->add_sessions() = StateOf(backend_, tenant, info);
       }
-      response->set_next_page_token(result.next);
+      response->set_next_page_token(absl::BytesToHexString(result.next));
       return absl::OkStatus();
     });
   });
@@ -134,14 +154,26 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Touch(
       spec.session = {tenant, request->session()};
       TORPOR_ASSIGN_OR_RETURN(spec.session_class,
                               FromProto(request->session_class()));
-      TORPOR_ASSIGN_OR_RETURN(spec.ttl_seconds,
-                              Seconds("ttl_seconds", request->ttl_seconds()));
-      TORPOR_ASSIGN_OR_RETURN(spec.pin_seconds,
-                              Seconds("pin_seconds", request->pin_seconds()));
-      spec.labels.insert(request->labels().begin(), request->labels().end());
+      TORPOR_ASSIGN_OR_RETURN(
+          spec.ttl_seconds,
+          SecondsFromProto("ttl_seconds", request->ttl_seconds()));
+      TORPOR_ASSIGN_OR_RETURN(
+          spec.pin_seconds,
+          SecondsFromProto("pin_seconds", request->pin_seconds()));
+      for (const auto& [key, value] : request->labels()) {
+        if (key.empty() || key.size() > store::kMaxLabelBytes ||
+            value.size() > store::kMaxLabelBytes) {
+          return absl::InvalidArgumentError(absl::StrFormat(
+              "label: got a key of %d and a value of %d bytes, wanted 1 to %d "
+              "and at most %d",
+              key.size(), value.size(), store::kMaxLabelBytes,
+              store::kMaxLabelBytes));
+        }
+        spec.labels.emplace(key, value);
+      }
       TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
                               backend_.store().Touch(spec));
-      *response = ToProto(info);
+      *response = StateOf(backend_, tenant, info);
       return absl::OkStatus();
     });
   });
@@ -168,11 +200,13 @@ SessionServiceImpl::LookupPrefix(grpc::CallbackServerContext* context,
               }
               store::TokenRun tokens;
               while (read(&message)) {
+                if (message.has_header()) return SecondHeader("lookup");
                 TORPOR_RETURN_IF_ERROR(
                     AppendTokens(message.tokens(), tokens.ids.size(),
                                  model->layout.vocab_size, &tokens));
               }
               if (call.cancelled()) return absl::CancelledError("lookup");
+              TORPOR_RETURN_IF_ERROR(CheckSpansEnd(tokens));
               TORPOR_ASSIGN_OR_RETURN(
                   const store::PrefixHit hit,
                   backend_.store().Lookup(tenant, model->record_layout(),

@@ -21,13 +21,15 @@ absl::Status CheckFloors(const v1::BeginSuspendHeader& header,
   for (const v1::Floor& floor : header.floors()) {
     const uint64_t length = floor.resume_at() - floor.replay_start();
     if (floor.replay_start() >= floor.resume_at() ||
+        floor.resume_at() > header.kv_len() ||
         floor.layer_begin() >= layout.n_layers ||
         (floor.replay_start() != 0 && length < layout.LargestWindow())) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "floor at %d: got replay start %d and layer %d, wanted a replay of "
-          "at least the largest window, %d, and a layer below %d",
+          "at least the largest window, %d, up to kv_len, %d, at most, and a "
+          "layer below %d",
           floor.resume_at(), floor.replay_start(), floor.layer_begin(),
-          layout.LargestWindow(), layout.n_layers));
+          layout.LargestWindow(), header.kv_len(), layout.n_layers));
     }
   }
   return absl::OkStatus();
@@ -88,14 +90,8 @@ absl::StatusOr<store::SuspendSpec> SpecOf(const v1::BeginSuspendHeader& header,
   }
   TORPOR_ASSIGN_OR_RETURN(spec.session_class,
                           FromProto(header.session_class()));
-  if (header.ttl_seconds() < -1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "ttl_seconds: got %d, wanted -1 (clear), 0 (keep) or more",
-        header.ttl_seconds()));
-  }
-  if (header.ttl_seconds() != 0) {
-    spec.ttl_seconds = std::max<int64_t>(0, header.ttl_seconds());
-  }
+  TORPOR_ASSIGN_OR_RETURN(
+      spec.ttl_seconds, SecondsFromProto("ttl_seconds", header.ttl_seconds()));
   spec.labels.insert(header.labels().begin(), header.labels().end());
   if (header.with_snapshot()) {
     for (const uint32_t index : model.layout.SnapshotSlots()) {
@@ -119,6 +115,23 @@ struct Begun {
   std::vector<store::SnapshotSlot> snapshot;
 };
 
+// kFailedPrecondition, with the field, when the session is another model's. The
+// store compares digests and cannot name it.
+absl::Status CheckFingerprint(store::SessionStore& store,
+                              const store::SessionKey& session,
+                              const RegisteredModel& model) {
+  TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
+                          store.Describe(session));
+  v1::Fingerprint stored;
+  stored.ParseFromString(info.fingerprint_fields);
+  if (const auto difference =
+          replay::FirstDifference(model.fingerprint, FromProto(stored))) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': %s", session.id, *difference));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Begun> BeginTicket(store::SessionStore& store,
                                   std::shared_ptr<const RegisteredModel> model,
                                   store::SuspendSpec spec) {
@@ -130,13 +143,17 @@ absl::StatusOr<Begun> BeginTicket(store::SessionStore& store,
   ticket->kv_len = spec.kv_len;
   ticket->n_shards = spec.n_shards;
   ticket->begun = std::chrono::steady_clock::now();
-  TORPOR_ASSIGN_OR_RETURN(store::BeginResult result,
-                          store.Begin(std::move(spec)));
-  if (result.receipt.has_value()) {
-    begun.receipt = ToProto(ticket->session, *result.receipt);
+  const store::SessionKey session = spec.session;
+  absl::StatusOr<store::BeginResult> result = store.Begin(std::move(spec));
+  if (absl::IsFailedPrecondition(result.status())) {
+    TORPOR_RETURN_IF_ERROR(CheckFingerprint(store, session, *ticket->model));
+  }
+  TORPOR_RETURN_IF_ERROR(result.status());
+  if (result->receipt.has_value()) {
+    begun.receipt = ToProto(ticket->session, *result->receipt);
     return begun;
   }
-  ticket->stored = std::move(result.ticket);
+  ticket->stored = std::move(result->ticket);
   begun.ticket = std::move(ticket);
   return begun;
 }
@@ -163,6 +180,11 @@ void FillWanted(const Begun& begun, v1::BeginSuspendResponse* response) {
 // One message's pieces into the ticket; returns their bytes.
 absl::StatusOr<uint64_t> PutPieces(Call& call, Ticket& ticket,
                                    const RowMessage& message) {
+  if (message.data.size() > kMaxRowBytesPerMessage) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("row message: got %d bytes of rows, wanted at most %d",
+                        message.data.size(), kMaxRowBytesPerMessage));
+  }
   std::span<const uint8_t> rest = message.data;
   for (const v1::RowPiece& p : message.pieces) {
     const replay::ModelLayout& layout = ticket.model->layout;
@@ -219,7 +241,8 @@ absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
     attachments.push_back({kind, {{0, {text.begin(), text.end()}}}});
   };
   if (c.witness().layers_size() > 0) {
-    TORPOR_RETURN_IF_ERROR(FromProto(c.witness(), ticket.kv_len).status());
+    TORPOR_RETURN_IF_ERROR(
+        CheckWitness(c.witness(), ticket.model->layout, ticket.kv_len));
     attach(store::AttachmentKind::kWitness, c.witness().SerializeAsString());
   }
   if (!c.client_state().empty()) {
@@ -271,6 +294,7 @@ SessionServiceImpl::BeginSuspend(grpc::CallbackServerContext* context,
               TORPOR_ASSIGN_OR_RETURN(store::SuspendSpec spec,
                                       SpecOf(message.header(), tenant, *model));
               while (read(&message)) {
+                if (message.has_header()) return SecondHeader("suspend");
                 TORPOR_RETURN_IF_ERROR(
                     AppendTokens(message.tokens(),
                                  spec.tokens_kept + spec.new_tokens.ids.size(),
@@ -287,8 +311,17 @@ SessionServiceImpl::BeginSuspend(grpc::CallbackServerContext* context,
               }
               FillWanted(begun, response);
               TORPOR_ASSIGN_OR_RETURN(
-                  *response->mutable_ticket(),
+                  const std::string id,
                   backend_.tickets().Add(tenant, begun.ticket));
+              response->set_ticket(id);
+              // Nobody learns of it: a lost connection looks like the end of
+              // the tokens until the cancellation arrives.
+              call.OnCancel([&backend = backend_, tenant, id] {
+                backend.workers().Post([&backend, tenant, id] {
+                  const auto ticket = backend.tickets().Remove(tenant, id);
+                  if (ticket != nullptr) ticket->stored->Cancel();
+                });
+              });
               return absl::OkStatus();
             });
       });
@@ -301,20 +334,26 @@ RawReader* SessionServiceImpl::PutRows(grpc::CallbackServerContext* context,
         return backend_.Serve(
             "PutRows", call, [&](uint32_t tenant) -> absl::Status {
               std::shared_ptr<Ticket> ticket;
+              std::string name;
               grpc::ByteBuffer buffer;
               v1::PutRowsResponse answer;
               while (read(&buffer)) {
                 TORPOR_ASSIGN_OR_RETURN(const RowMessage message,
                                         DecodeRowMessage(buffer));
+                v1::PutRowsRequest rest;
+                if (!rest.ParseFromString(message.rest)) {
+                  return absl::InvalidArgumentError(
+                      "put rows: a message does not parse");
+                }
                 if (ticket == nullptr) {
-                  v1::PutRowsRequest first;
-                  if (!first.ParseFromString(message.rest) ||
-                      first.ticket().empty()) {
-                    return absl::InvalidArgumentError(
-                        "put rows: the first message names no ticket");
-                  }
-                  TORPOR_ASSIGN_OR_RETURN(
-                      ticket, backend_.tickets().Get(tenant, first.ticket()));
+                  if (rest.ticket().empty()) break;
+                  name = rest.ticket();
+                  TORPOR_ASSIGN_OR_RETURN(ticket,
+                                          backend_.tickets().Get(tenant, name));
+                } else if (!rest.ticket().empty() && rest.ticket() != name) {
+                  return absl::InvalidArgumentError(absl::StrFormat(
+                      "put rows: got ticket '%s' on a stream of ticket '%s'",
+                      rest.ticket(), name));
                 }
                 TORPOR_ASSIGN_OR_RETURN(const uint64_t bytes,
                                         PutPieces(call, *ticket, message));
@@ -322,6 +361,10 @@ RawReader* SessionServiceImpl::PutRows(grpc::CallbackServerContext* context,
                 buffer.Clear();
               }
               if (call.cancelled()) return absl::CancelledError("put rows");
+              if (ticket == nullptr) {
+                return absl::InvalidArgumentError(
+                    "put rows: the first message names no ticket");
+              }
               *response = EncodeMessage(answer);
               return absl::OkStatus();
             });
@@ -375,10 +418,6 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
               grpc::ByteBuffer buffer;
               // Begins with the first message that needs a ticket.
               const auto begin = [&]() -> absl::Status {
-                if (!spec.has_value()) {
-                  return absl::InvalidArgumentError(
-                      "suspend: the first message is no header");
-                }
                 TORPOR_ASSIGN_OR_RETURN(
                     const Begun begun,
                     BeginTicket(backend_.store(), model, *std::move(spec)));
@@ -399,6 +438,13 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                   return absl::InvalidArgumentError(
                       "suspend: a message does not parse");
                 }
+                if (rest.has_header() && spec.has_value()) {
+                  return SecondHeader("suspend");
+                }
+                if (!rest.has_header() && !spec.has_value()) {
+                  return absl::InvalidArgumentError(
+                      "suspend: the first message is no header");
+                }
                 if (rest.has_header()) {
                   TORPOR_ASSIGN_OR_RETURN(
                       model, backend_.models().Get(rest.header().model()));
@@ -406,16 +452,17 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                       spec, SpecOf(rest.header(), tenant, *model));
                 }
                 if (rest.has_tokens()) {
-                  if (!spec.has_value()) {
+                  if (ticket != nullptr) {
                     return absl::InvalidArgumentError(
-                        "suspend: tokens before the header or after rows");
+                        "suspend: tokens after rows, wanted them before");
                   }
                   TORPOR_RETURN_IF_ERROR(AppendTokens(
                       rest.tokens(),
                       spec->tokens_kept + spec->new_tokens.ids.size(),
                       model->layout.vocab_size, &spec->new_tokens));
                 }
-                if (!rows.pieces.empty() || rest.has_commit()) {
+                if (!rows.pieces.empty() || !rows.data.empty() ||
+                    rest.has_commit()) {
                   if (ticket == nullptr) {
                     TORPOR_RETURN_IF_ERROR(begin());
                     // Committed before: its receipt is the answer.

@@ -5,9 +5,11 @@
 #include <grpcpp/security/auth_context.h>
 #include <sodium.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 
@@ -39,21 +41,27 @@ absl::StatusOr<Tenants> Tenants::Make(const std::vector<TenantConfig>& configs,
                                       bool require_credential) {
   Tenants tenants;
   tenants.require_credential_ = require_credential;
-  std::set<uint32_t> numbers = {0};
-  std::set<std::string> names = {"default"};
+  std::set<uint32_t> numbers;
+  std::set<std::string> names;
   for (const TenantConfig& config : configs) {
-    const bool is_default = config.name == "default" && config.number == 0;
-    if (!is_default && !numbers.insert(config.number).second) {
+    // Number 0 and the name go together: calls without a credential are its.
+    if ((config.name == "default") != (config.number == 0)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tenant '%s': number %d, but number 0 is that of 'default'",
+          config.name, config.number));
+    }
+    if (!names.insert(config.name).second) return Twice("name", config.name);
+    if (!numbers.insert(config.number).second) {
       return Twice("number", std::to_string(config.number));
     }
-    if (!is_default && !names.insert(config.name).second) {
-      return Twice("name", config.name);
-    }
-    for (const std::string& hash : config.token_hashes) {
-      if (hash.size() != kHashText || !hash.starts_with(kHashPrefix)) {
+    for (const std::string& given : config.token_hashes) {
+      const std::string hash = absl::AsciiStrToLower(given);
+      if (hash.size() != kHashText || !hash.starts_with(kHashPrefix) ||
+          !std::all_of(hash.begin() + sizeof(kHashPrefix) - 1, hash.end(),
+                       absl::ascii_isxdigit)) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "tenant '%s': token hash '%s', wanted sha256: and 64 hex digits",
-            config.name, hash));
+            config.name, given));
       }
       if (!tenants.by_token_hash_.emplace(hash, config.number).second) {
         return Twice("token hash", hash);

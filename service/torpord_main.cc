@@ -119,11 +119,13 @@ int Main(int argc, char** argv) {
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "host:port for Prometheus");
   app.add_option("--max-bytes", flags.max_bytes,
-                 "Budget of the store (default: 90 % of the disk)");
+                 "Budget of the store (default: 90 % of the disk)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--isa", flags.isa,
                  "CPU path: auto, portable, avx2 or avx512bf16");
   app.add_option("--threads", flags.threads,
-                 "Of replay (default: one a processor)");
+                 "Of replay (default: one a processor)")
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--insecure-tcp", flags.insecure_tcp,
                "Allow TCP beyond loopback without TLS");
   app.add_option("--log-level", flags.log_level,

@@ -37,6 +37,18 @@ const char* Advice(absl::StatusCode code) {
   }
 }
 
+// CLI11 lets "-1" wrap to the largest number.
+void RefuseNegativeCounts(CLI::App* command) {
+  for (CLI::Option* option : command->get_options()) {
+    if (option->get_type_name() == "UINT") {
+      option->check(CLI::NonNegativeNumber);
+    }
+  }
+  for (CLI::App* sub : command->get_subcommands(nullptr)) {
+    RefuseNegativeCounts(sub);
+  }
+}
+
 int Main(int argc, char** argv) {
   if (sodium_init() < 0) {
     std::cerr << "torpor: libsodium does not start\n";
@@ -44,7 +56,8 @@ int Main(int argc, char** argv) {
   }
   CLI::App app{"Puts LLM sessions to sleep on SSD and wakes them again"};
   app.set_version_flag("--version", kVersion);
-  app.require_subcommand(1);
+  // One is required; asked for below, so that an unknown one is named.
+  app.require_subcommand(0, 1);
   app.fallthrough();
   Context context;
   context.client.address = kDefaultAddress;
@@ -70,7 +83,12 @@ int Main(int argc, char** argv) {
   AddAdminCommands(&app, &context, &run);
   AddDumpCommand(&app, &context, &run);
   AddCompletionCommand(&app, &run);
+  RefuseNegativeCounts(&app);
   CLI11_PARSE(app, argc, argv);
+  if (app.get_subcommands().empty()) {
+    std::cerr << "torpor: wanted a subcommand; --help lists them\n";
+    return 1;
+  }
   context.client.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000));
 

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every command of torpor against a daemon: once as it should be used, with
+// text and JSON, and once wrongly: then it exits non-zero and says why.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/e2e/daemon_fixture.h"
+
+namespace torpor::e2e {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+class CliTest : public DaemonTest {
+ protected:
+  // Succeeds, in text and JSON; returns the JSON.
+  json Succeeds(std::vector<std::string> words) {
+    words.emplace_back("--json");
+    const Finished finished = Torpor(words);
+    EXPECT_EQ(finished.code, 0) << words[0] << ": " << finished.err;
+    json out = json::parse(finished.out, nullptr, false);
+    EXPECT_FALSE(out.is_discarded()) << words[0] << ": " << finished.out;
+    return out;
+  }
+  std::string Prints(const std::vector<std::string>& words) {
+    const Finished finished = Torpor(words);
+    EXPECT_EQ(finished.code, 0) << words[0] << ": " << finished.err;
+    EXPECT_NE(finished.out, "") << words[0];
+    return finished.out;
+  }
+  void Fails(const std::vector<std::string>& words, const std::string& why) {
+    const Finished finished = Torpor(words);
+    EXPECT_NE(finished.code, 0) << words[0] << ": " << finished.out;
+    EXPECT_THAT(finished.err, HasSubstr(why)) << words[0];
+  }
+  // A daemon with model w8 and its session "s" of 60 tokens and 4 more.
+  void StartWithSession() {
+    ASSERT_NO_FATAL_FAILURE(Start());
+    Succeeds({"model", "add", ModelDir("w8")});
+    json ids = json::array();
+    for (int i = 0; i < 60; ++i) ids.push_back(i * 37 % 256);
+    tokens_ = Write("tokens.json", ids.dump());
+    Succeeds({"run", "--session", "s", "--model", "w8", "--tokens", tokens_,
+              "--generate", "4", "--seed", "7", "--threads", "1"});
+  }
+  std::string tokens_;
+};
+
+TEST_F(CliTest, Models) {
+  Start();
+  EXPECT_THAT(Prints({"model", "add", ModelDir("w8")}), HasSubstr("w8"));
+  json added = Succeeds({"model", "add", ModelDir("w7"), "--name", "seven",
+                         "--block-size", "32"});
+  EXPECT_EQ(added["name"], "seven");
+  EXPECT_EQ(added["block_size"], 32);
+  // A config alone: only an engine can replay it.
+  added = Succeeds(
+      {"model", "add", ModelDir("w8") + "/config.json", "--name", "sizes"});
+  EXPECT_EQ(added["executors"], json({"engine"}));
+  EXPECT_EQ(Succeeds({"model", "list"})["models"].size(), 3);
+  EXPECT_THAT(Prints({"model", "list"}), HasSubstr("seven"));
+  // Once more is harmless, something else under the name is not.
+  Succeeds({"model", "add", ModelDir("w8")});
+  Fails({"model", "add", ModelDir("w7"), "--name", "w8"}, "w8");
+  Fails({"model", "add", "/no/such/model"}, "/no/such/model");
+  Fails({"model", "add", ModelDir("w8"), "--block-size", "7"}, "7");
+  Fails({"model", "add", ModelDir("w8"), "--kv-dtype", "fp3"}, "fp3");
+  Fails({"model", "add", Write("bad.json", "{"), "--name", "x"}, "INVALID");
+  Fails({"model"}, "subcommand");
+}
+
+TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
+  StartWithSession();
+  const std::vector<std::string> go_on = {
+      "run", "--session",  "s",         "--model", "w8",    "--generate",
+      "20",  "--no-sleep", "--threads", "1",       "--wake"};
+  std::map<std::string, json> woken;
+  for (const char* mode : {"exact", "cold", "bounded", "auto"}) {
+    std::vector<std::string> words = go_on;
+    words.emplace_back(mode);
+    woken[mode] = Succeeds(words);
+    EXPECT_EQ(woken[mode]["tokens"].size(), 20) << mode;
+  }
+  EXPECT_EQ(woken["exact"]["tokens"], woken["cold"]["tokens"]);
+  // A snapshot must have been stored.
+  std::vector<std::string> words = go_on;
+  words.emplace_back("snapshot");
+  Fails(words, "snapshot");
+  Succeeds({"run", "--session", "s", "--model", "w8", "--wake", "exact",
+            "--snapshot", "--threads", "1"});
+  const json snapshot = Succeeds(words);
+  EXPECT_EQ(snapshot["tokens"], woken["exact"]["tokens"]);
+
+  Fails({"run", "--session", "s", "--model", "w8", "--wake", "maybe"}, "maybe");
+  Fails({"run", "--session", "s", "--model", "nobody"}, "nobody");
+  Fails({"run", "--session", "gone", "--model", "w8", "--wake", "exact"},
+        "gone");
+  Fails({"run", "--session", "t", "--model", "w8", "--tokens", "/no/file"},
+        "/no/file");
+  Fails({"run", "--session", "t", "--model", "w8", "--tokens",
+         Write("big.json", "[1, 256]")},
+        "256");
+  Fails({"run", "--session", "t", "--model", "w8", "--generate", "3"},
+        "prompt");
+  Fails({"run", "--model", "w8"}, "--session");
+}
+
+TEST_F(CliTest, SessionsShowForkRewindTouchRm) {
+  StartWithSession();
+  EXPECT_THAT(Prints({"sessions"}), HasSubstr("w8"));
+  EXPECT_EQ(Succeeds({"sessions"}).size(), 1);
+  EXPECT_EQ(Succeeds({"sessions", "zz"}).size(), 0);
+  EXPECT_THAT(Prints({"show", "s"}), HasSubstr("64, 63 with KV"));
+  EXPECT_EQ(Succeeds({"show", "s"})["n_tokens"], "64");
+  Fails({"show", "nobody"}, "nobody");
+
+  EXPECT_EQ(Succeeds({"fork", "s", "f", "--at", "20"})["n_tokens"], "20");
+  Fails({"fork", "s", "f"}, "f");
+  Fails({"fork", "s", "g", "--at", "65"}, "65");
+  Fails({"fork", "s", "g", "--version", "9"}, "9");
+  Fails({"fork", "s"}, "target");
+
+  EXPECT_EQ(Succeeds({"rewind", "s", "40"})["n_tokens"], "40");
+  Fails({"rewind", "s", "41"}, "41");
+  Fails({"rewind", "s", "10", "--version", "1"}, "ABORTED");
+  Fails({"rewind", "nobody", "1"}, "nobody");
+
+  const json touched = Succeeds({"touch", "s", "--class", "cache", "--ttl",
+                                 "1000", "--label", "owner=me"});
+  EXPECT_EQ(touched["session_class"], "SESSION_CLASS_CACHE");
+  EXPECT_EQ(touched["labels"]["owner"], "me");
+  EXPECT_NE(touched["expires_at"], "0");
+  Fails({"touch", "s", "--class", "gold"}, "gold");
+  Fails({"touch", "s", "--label", "nothing"}, "KEY=VALUE");
+  Fails({"touch", "s", "--ttl", "-2"}, "ttl");
+
+  EXPECT_THAT(Prints({"rm", "f"}), HasSubstr("f"));
+  Succeeds({"rm", "s"});
+  EXPECT_EQ(Succeeds({"sessions"}).size(), 0);
+  Fails({"rm", "s"}, "s");
+}
+
+TEST_F(CliTest, ExplainVerifyStatsBackupDoctor) {
+  StartWithSession();
+  json explained = Succeeds({"explain", "s", "--tokens", tokens_});
+  EXPECT_EQ(explained["receipt"]["prompt_tokens"], "60");
+  EXPECT_THAT(Prints({"explain", "--model", "w8", "--tokens", tokens_}),
+              HasSubstr("60"));
+  Fails({"explain", "nobody"}, "nobody");
+  Fails({"explain", "s", "--tokens", Write("bad.json", "{}")}, "bad.json");
+
+  EXPECT_THAT(Prints({"verify"}), HasSubstr("0 problems"));
+  EXPECT_EQ(Succeeds({"verify", "--deep"})["sessions_checked"], "1");
+  Fails({"verify", "--shallow"}, "--shallow");
+
+  EXPECT_EQ(Succeeds({"stats"})["sessions"], "1");
+  EXPECT_THAT(Prints({"stats"}), HasSubstr("sessions"));
+
+  const std::string copy = dir().File("copy");
+  EXPECT_EQ(Succeeds({"backup", copy})["sessions_copied"], "1");
+  Fails({"backup", copy}, copy);
+  Fails({"backup"}, "directory");
+
+  EXPECT_THAT(Torpor({"doctor"}).out, HasSubstr("torpord"));
+  Stop();
+  // The copy serves.
+  const auto from_copy = Spawn(
+      {"--data-dir", copy, "--listen", "unix://" + Socket(), "--threads", "1"});
+  ASSERT_TRUE(from_copy->AwaitError("event=start")) << from_copy->error();
+  EXPECT_EQ(Succeeds({"show", "s"})["n_tokens"], "64");
+  EXPECT_EQ(Succeeds({"run", "--session", "s", "--model", "w8", "--wake",
+                      "exact", "--generate", "2", "--threads", "1"})["tokens"]
+                .size(),
+            2);
+}
+
+TEST_F(CliTest, WithoutADaemon) {
+  // Each waits until the connection is given up: two are enough.
+  Fails({"stats"}, Socket());
+  const Finished doctor = Torpor({"doctor"});
+  EXPECT_NE(doctor.code, 0);
+  EXPECT_THAT(doctor.out, HasSubstr(Socket()));
+  EXPECT_THAT(doctor.out, HasSubstr("torpord --data-dir"));
+}
+
+TEST_F(CliTest, WordsThatMeanNothing) {
+  const Finished nothing = Torpor({});
+  EXPECT_NE(nothing.code, 0);
+  EXPECT_THAT(nothing.err, HasSubstr("subcommand"));
+  Fails({"no-such-command"}, "no-such-command");
+  Fails({"stats", "--no-such-option"}, "--no-such-option");
+  Fails({"--timeout", "soon", "stats"}, "soon");
+  const Finished help = Torpor({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* command :
+       {"run", "model", "plan", "sessions", "show", "fork", "rewind", "rm",
+        "touch", "explain", "stats", "verify", "backup", "doctor", "dump",
+        "completion"}) {
+    EXPECT_THAT(help.out, HasSubstr(command));
+    const Finished its = Torpor({command, "--help"});
+    EXPECT_EQ(its.code, 0) << command;
+    EXPECT_NE(its.out, "") << command;
+  }
+}
+
+// ---- commands that need no daemon -----------------------------------------
+
+TEST_F(CliTest, PlanPrintsTheFiguresOfAConfig) {
+  const json plan =
+      Succeeds({"plan", ModelDir("w8") + "/config.json", "--tokens", "1000"});
+  EXPECT_EQ(plan["family"], "gemma3_text");
+  // Two full layers: K and V of 2 heads x 32 x bf16 each; five in all.
+  EXPECT_EQ(plan["compact_bytes_per_token"], 2 * 2 * 2 * 32 * 2);
+  EXPECT_EQ(plan["all_window_bytes_per_token"], 5 * 2 * 2 * 32 * 2);
+  EXPECT_DOUBLE_EQ(plan["ratio"].get<double>(), 2.5);
+  // Three sliding layers of window 8.
+  EXPECT_EQ(plan["snapshot_bytes"], 3 * 7 * 2 * 2 * 32 * 2);
+  EXPECT_EQ(plan["bounded_tokens"], 8);
+  EXPECT_EQ(plan["exact_tokens"], 21);
+  EXPECT_TRUE(plan["exact_token_layers"].is_number_unsigned());
+  EXPECT_GT(plan["exact_token_layers"], 21);
+  // Shorter than a window: fewer rows to store, the same lengths.
+  const json little = Succeeds({"plan", ModelDir("w8"), "--tokens", "3"});
+  EXPECT_EQ(little["snapshot_bytes"], 3 * 3 * 2 * 2 * 32 * 2);
+  EXPECT_EQ(little["exact_tokens"], 21);
+  EXPECT_THAT(Prints({"plan", ModelDir("w8"), "--resume-at", "100"}),
+              HasSubstr("[79, 100)"));
+}
+
+TEST_F(CliTest, PlanWithoutCompactRowsHasNoRatio) {
+  std::ifstream in(ModelDir("w8") + "/config.json");
+  json config = json::parse(in);
+  for (json& type : config["layer_types"]) type = "sliding_attention";
+  const json plan = Succeeds(
+      {"plan", Write("sliding.json", config.dump()), "--tokens", "1000"});
+  EXPECT_EQ(plan["compact_bytes_per_token"], 0);
+  EXPECT_TRUE(plan["ratio"].is_null());
+  EXPECT_EQ(plan["exact_tokens"], 35);
+}
+
+TEST_F(CliTest, PlanRefusesWhatCannotBe) {
+  std::ifstream in(ModelDir("w8") + "/config.json");
+  const json good = json::parse(in);
+  const auto with = [&](const std::string& key, const json& value) {
+    json config = good;
+    config[key] = value;
+    return Write("config.json", config.dump());
+  };
+  Fails({"plan", with("model_type", "unheard_of")}, "unheard_of");
+  Fails({"plan", with("sliding_window", 0)}, "sliding_window");
+  Fails({"plan", with("sliding_window", "eight")}, "sliding_window");
+  Fails({"plan", with("num_hidden_layers", 4)}, "layer");
+  Fails({"plan", with("layer_types", {"round_attention"})}, "layer");
+  Fails({"plan", with("num_key_value_heads", 0)}, "num_key_value_heads");
+  Fails({"plan", with("head_dim", -3)}, "head_dim");
+  Fails({"plan", Write("config.json", "[1, 2")}, "JSON");
+  Fails({"plan", "/no/config.json"}, "/no/config.json");
+  Fails({"plan", ModelDir("w8"), "--kv-dtype", "fp3"}, "fp3");
+  Fails({"plan", ModelDir("w8"), "--tokens", "-1"}, "-1");
+  Fails({"plan"}, "config");
+}
+
+TEST_F(CliTest, DumpWritesWhatItWasAsked) {
+  const std::string tokens = Write("tokens.json", "[1, 2, 3, 4, 5, 6, 7, 8]");
+  const std::string out = dir().File("out.safetensors");
+  const Finished finished =
+      Torpor({"dump", "--model", ModelDir("w8"), "--tokens", tokens, "--out",
+              out, "--threads", "1"});
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  std::ifstream in(out, std::ios::binary);
+  uint64_t header_bytes = 0;
+  in.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
+  ASSERT_LT(header_bytes, 1 << 20);
+  std::string header(header_bytes, '\0');
+  in.read(header.data(), static_cast<std::streamsize>(header_bytes));
+  const json parsed = json::parse(header);
+  EXPECT_EQ(parsed["logits"]["shape"], json({8, 256}));
+  EXPECT_EQ(parsed["window.0.k"]["shape"], json({7, 2, 32}));
+  EXPECT_EQ(parsed["__metadata__"]["window.0.first"], "1");
+  EXPECT_EQ(parsed["__metadata__"]["first_row"], "0");
+
+  Fails({"dump", "--model", "/no/model", "--tokens", tokens, "--out", out},
+        "/no/model");
+  Fails({"dump", "--model", ModelDir("w8"), "--tokens", "/no/tokens", "--out",
+         out},
+        "/no/tokens");
+  Fails({"dump", "--model", ModelDir("w8"), "--tokens",
+         Write("bad.json", "[256]"), "--out", out},
+        "256");
+  Fails({"dump", "--model", ModelDir("w8"), "--tokens", tokens, "--out",
+         "/no/dir/out"},
+        "/no/dir/out");
+  Fails({"dump", "--model", ModelDir("w8"), "--tokens", tokens, "--out", out,
+         "--resume-at", "9"},
+        "9");
+}
+
+TEST_F(CliTest, CompletionIsAShellScript) {
+  for (const char* shell : {"bash", "zsh"}) {
+    const std::string script = Prints({"completion", shell});
+    EXPECT_THAT(script, HasSubstr("sessions"));
+    EXPECT_THAT(script, HasSubstr("--replay-tokens"));
+    const Finished checked = RunToEnd(
+        {"/bin/bash", "-n", Write(std::string("completion.") + shell, script)});
+    EXPECT_EQ(checked.code, 0) << checked.err;
+  }
+  // It completes.
+  const std::string file = dir().File("completion.bash");
+  const auto complete = [&](const std::string& words, int at) {
+    const Finished finished =
+        RunToEnd({"/bin/bash", "-c",
+                  "source " + file + "; COMP_WORDS=(" + words +
+                      "); COMP_CWORD=" + std::to_string(at) +
+                      "; _torpor; echo \"${COMPREPLY[@]}\""});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished.out;
+  };
+  EXPECT_EQ(complete("torpor rew", 1), "rewind\n");
+  EXPECT_EQ(complete("torpor model li", 2), "list\n");
+  EXPECT_EQ(complete("torpor run --no-s", 2), "--no-sleep\n");
+  Fails({"completion", "tcsh"}, "tcsh");
+  Fails({"completion"}, "shell");
+}
+
+}  // namespace
+}  // namespace torpor::e2e

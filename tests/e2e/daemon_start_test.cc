@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where torpord agrees to stand, and where not: sockets, directories, TCP,
+// TLS, its config file. Whatever it refuses it names, and leaves as it is.
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <regex>
+
+#include "tests/e2e/daemon_fixture.h"
+
+namespace torpor::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DaemonStartTest : public DaemonTest {
+ protected:
+  static unsigned ModeOf(const std::string& path) {
+    struct stat st = {};
+    EXPECT_EQ(lstat(path.c_str(), &st), 0) << path;
+    return st.st_mode & 07777;
+  }
+  // Of a daemon that listens on TCP, from its log.
+  std::string TcpAddress() {
+    std::smatch match;
+    const std::string log = daemon().error();
+    const bool found = std::regex_search(
+        log, match,
+        std::regex("((?:127\\.0\\.0\\.1|localhost|0\\.0\\.0\\.0):([0-9]+))"));
+    EXPECT_TRUE(found) << log;
+    return found ? match[1].str() : "";
+  }
+  std::vector<std::string> WithData(std::vector<std::string> options) {
+    options.insert(options.end(), {"--data-dir", dir().File("data")});
+    return options;
+  }
+  // A socket file that nobody serves any longer.
+  static void LeaveStaleSocket(const std::string& path) {
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.c_str(), path.size());
+    ASSERT_EQ(
+        bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+        0);
+    close(fd);
+  }
+};
+
+TEST_F(DaemonStartTest, SocketAndDirectoryAreTheOwnersAlone) {
+  Start();
+  EXPECT_EQ(ModeOf(Socket()), 0600);
+  EXPECT_EQ(ModeOf(dir().File("run")), 0700);
+  EXPECT_EQ(ModeOf(dir().File("data")), 0700);
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+  Stop();
+  EXPECT_FALSE(std::filesystem::exists(Socket())) << "left behind";
+}
+
+TEST_F(DaemonStartTest, AStaleSocketIsReplaced) {
+  ASSERT_EQ(mkdir(dir().File("run").c_str(), 0700), 0);
+  LeaveStaleSocket(Socket());
+  Start();
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+  // Its own, after it was killed.
+  Stop(9, 128 + 9);
+  EXPECT_TRUE(std::filesystem::exists(Socket()));
+  Start();
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+}
+
+TEST_F(DaemonStartTest, ALiveSocketIsNeverStolen) {
+  Start();
+  const std::vector<std::string> second = {"--data-dir", dir().File("other"),
+                                           "--listen", "unix://" + Socket()};
+  EXPECT_THAT(ExpectRefused(second), HasSubstr(Socket()));
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+  // Not even when the lock beside it is gone.
+  std::filesystem::remove(Socket() + ".lock");
+  EXPECT_THAT(ExpectRefused(second), HasSubstr(Socket()));
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+  Stop();
+}
+
+TEST_F(DaemonStartTest, WhatIsNoSocketStays) {
+  ASSERT_EQ(mkdir(dir().File("run").c_str(), 0700), 0);
+  Write("run/s", "notes");
+  EXPECT_THAT(ExpectRefused(WithData({"--listen", "unix://" + Socket()})),
+              HasSubstr(Socket()));
+  std::ifstream in(Socket());
+  std::string text;
+  in >> text;
+  EXPECT_EQ(text, "notes");
+}
+
+TEST_F(DaemonStartTest, SocketPathsThatCannotBe) {
+  const std::string deep = "/" + std::string(107, 'x');
+  EXPECT_THAT(ExpectRefused(WithData({"--listen", "unix://" + deep})),
+              HasSubstr("107"));
+  EXPECT_THAT(ExpectRefused(WithData({"--listen", "unix://relative"})),
+              HasSubstr("relative"));
+  // A directory that others may write to.
+  ASSERT_EQ(mkdir(dir().File("run").c_str(), 0700), 0);
+  ASSERT_EQ(chmod(dir().File("run").c_str(), 0777), 0);
+  EXPECT_THAT(ExpectRefused(WithData({"--listen", "unix://" + Socket()})),
+              HasSubstr("0777"));
+  EXPECT_THAT(ExpectRefused(WithData({"--listen", "nonsense"})),
+              HasSubstr("nonsense"));
+}
+
+TEST_F(DaemonStartTest, TheDataDirectoryHasOneDaemon) {
+  Start();
+  EXPECT_THAT(ExpectRefused(
+                  WithData({"--listen", "unix://" + dir().File("run/other")})),
+              HasSubstr(dir().File("data")));
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir().File("run/other")));
+}
+
+TEST_F(DaemonStartTest, TcpStaysAtHome) {
+  for (const char* address : {"0.0.0.0:0", "[::]:0", "192.0.2.1:0",
+                              "127.example.com:0", "localhost.example.com:0"}) {
+    EXPECT_THAT(ExpectRefused(WithData({"--listen", address})),
+                HasSubstr("insecure-tcp"))
+        << address;
+  }
+  Start("", {"--listen", "127.0.0.1:0"});
+  const Finished stats =
+      RunToEnd({TorporPath(), "--server", TcpAddress(), "stats"});
+  EXPECT_EQ(stats.code, 0) << stats.err;
+  Stop();
+  Start("", {"--listen", "0.0.0.0:0", "--insecure-tcp"});
+  EXPECT_EQ(Torpor({"stats"}).code, 0);
+}
+
+TEST_F(DaemonStartTest, TlsServesThoseWhoTrustIt) {
+  if (!std::filesystem::exists("/usr/bin/openssl")) {
+    GTEST_SKIP() << "no openssl to make a certificate with";
+  }
+  const std::string key = dir().File("key.pem");
+  const std::string certificate = dir().File("cert.pem");
+  const Finished made =
+      RunToEnd({"/usr/bin/openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
+                "-out", certificate, "-days", "2", "-subj", "/CN=localhost",
+                "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const std::string tls =
+      "[tls]\ncertificate = '" + certificate + "'\nkey = '" + key + "'\n";
+  // Beyond loopback too.
+  Start(tls, {"--listen", "0.0.0.0:0"});
+  const std::string address = TcpAddress();
+  const std::string at_home = "localhost" + address.substr(address.rfind(':'));
+  const Finished trusted = RunToEnd(
+      {TorporPath(), "--server", at_home, "--tls-ca", certificate, "stats"});
+  EXPECT_EQ(trusted.code, 0) << trusted.err;
+  const Finished plain = RunToEnd({TorporPath(), "--server", at_home, "stats"});
+  EXPECT_NE(plain.code, 0);
+  const Finished no_file = RunToEnd(
+      {TorporPath(), "--server", at_home, "--tls-ca", "/no/such/ca", "stats"});
+  EXPECT_NE(no_file.code, 0);
+  EXPECT_THAT(no_file.err, HasSubstr("/no/such/ca"));
+  Stop();
+
+  // Half of it, or none of it there.
+  EXPECT_THAT(
+      ExpectRefused(WithData(
+          {"--config", Write("half.toml", "[tls]\nkey = '" + key + "'\n"),
+           "--listen", "127.0.0.1:0"})),
+      HasSubstr("certificate"));
+  EXPECT_THAT(ExpectRefused(WithData(
+                  {"--config",
+                   Write("gone.toml",
+                         "[tls]\nkey = '/no/key'\ncertificate = '/no/cert'\n"),
+                   "--listen", "127.0.0.1:0"})),
+              HasSubstr("/no/"));
+}
+
+TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
+  struct Case {
+    const char* text;
+    std::vector<const char*> named;
+  };
+  const std::vector<Case> cases = {
+      {"unknown = 1\n", {":1", "unknown"}},
+      {"listen = 'unix:///x'\n", {":1", "listen"}},
+      {"\n[store]\nmax_byte = 1\n", {":3", "store.max_byte"}},
+      {"[store]\nmax_bytes = 'many'\n", {":2", "store.max_bytes"}},
+      {"[store]\nmax_bytes = -1\n", {":2", "store.max_bytes"}},
+      {"[store]\nmax_bytes = 1.5\n", {":2", "store.max_bytes"}},
+      {"reflection = 'yes'\n", {":1", "reflection"}},
+      {"store = 3\n", {":1", "store"}},
+      {"[[tenant]]\nname = 'a'\nnumbr = 1\n", {":3", "numbr"}},
+      {"[[tenant]]\nname = 'a'\nnumber = 4294967297\n", {":3", "number"}},
+      {"[replay]\nthreads = 4294967297\n", {":2", "threads"}},
+      {"[[tenant]]\nname = 'a'\nnumber = 1\n[[tenant]]\nname = 'a'\nnumber = "
+       "2\n",
+       {"'a'"}},
+      {"[[tenant]]\nname = 'a'\nnumber = 1\ntoken_hashes = ['plain']\n",
+       {"plain", "sha256"}},
+      {"[limits]\ncalls = 0\n", {"calls"}},
+      {"maintain_every_ms = 0\n", {"maintain_every_ms"}},
+      {"log_level = 'loud'\n", {"loud"}},
+      {"[replay]\nisa = 'z80'\n", {"z80"}},
+      {"this is no toml", {":1"}}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.text);
+    const std::string file = Write("bad.toml", c.text);
+    const std::string error = ExpectRefused(
+        WithData({"--config", file, "--listen", "unix://" + Socket()}));
+    for (const char* named : c.named) EXPECT_THAT(error, HasSubstr(named));
+  }
+  EXPECT_THAT(
+      ExpectRefused({"--config", "/no/such.toml"}),
+      ::testing::AllOf(HasSubstr("/no/such.toml"), HasSubstr("NOT_FOUND")));
+  EXPECT_THAT(ExpectRefused({"--listen", "unix://" + Socket()}),
+              HasSubstr("data_dir"));
+  EXPECT_THAT(ExpectRefused({"--listen", "unix://" + Socket(), "--data-dir",
+                             "/proc/no/data"}),
+              HasSubstr("/proc/no"));
+}
+
+TEST_F(DaemonStartTest, FlagsThatCannotBe) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--no-such-flag"},
+                                             {"--threads", "many"},
+                                             {"--threads", "-1"},
+                                             {"--max-bytes", "-5"},
+                                             {"stray"}}) {
+    SCOPED_TRACE(words[0]);
+    const auto process = Spawn(WithData(words));
+    EXPECT_NE(process->Wait(), 0);
+    EXPECT_NE(process->error(), "");
+  }
+  const auto version = Spawn({"--version"});
+  EXPECT_EQ(version->Wait(), 0);
+  EXPECT_NE(version->output(), "");
+}
+
+}  // namespace
+}  // namespace torpor::e2e

@@ -53,6 +53,31 @@ bool Answers(const std::string& path) {
   return answers;
 }
 
+// A descriptor that holds the lock file beside a socket.
+absl::StatusOr<int> TakeLock(const std::string& path) {
+  const std::string lock_path = path + ".lock";
+  while (true) {
+    const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("open %s: %s", lock_path, std::strerror(errno)));
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      close(fd);
+      return absl::FailedPreconditionError(
+          absl::StrFormat("socket %s: another daemon serves it", path));
+    }
+    // Its last holder may have removed it between our open and our lock.
+    struct stat ours;
+    struct stat there;
+    if (fstat(fd, &ours) == 0 && stat(lock_path.c_str(), &there) == 0 &&
+        ours.st_ino == there.st_ino && ours.st_dev == there.st_dev) {
+      return fd;
+    }
+    close(fd);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UnixSocketPath>> UnixSocketPath::Take(
@@ -64,17 +89,7 @@ absl::StatusOr<std::unique_ptr<UnixSocketPath>> UnixSocketPath::Take(
         path, path.size(), kLongest));
   }
   TORPOR_RETURN_IF_ERROR(CheckParent(path));
-  const std::string lock_path = path + ".lock";
-  const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("open %s: %s", lock_path, std::strerror(errno)));
-  }
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    close(fd);
-    return absl::FailedPreconditionError(
-        absl::StrFormat("socket %s: another daemon serves it", path));
-  }
+  TORPOR_ASSIGN_OR_RETURN(const int fd, TakeLock(path));
   std::unique_ptr<UnixSocketPath> taken(new UnixSocketPath(path, fd));
   struct stat st;
   if (lstat(path.c_str(), &st) != 0) return taken;

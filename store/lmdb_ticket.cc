@@ -813,8 +813,7 @@ SessionManifest LmdbTicket::NewManifest(const SessionManifest* base) const {
   m.holder = spec_.holder;
   if (spec_.session_class.has_value()) m.session_class = *spec_.session_class;
   if (spec_.ttl_seconds.has_value()) {
-    m.expires_at_us =
-        *spec_.ttl_seconds == 0 ? 0 : now + *spec_.ttl_seconds * 1'000'000;
+    m.expires_at_us = DeadlineAfter(now, *spec_.ttl_seconds);
   }
   if (!spec_.labels.empty()) m.labels = spec_.labels;
   if (base != nullptr && plan_.rows_kept > 0) {

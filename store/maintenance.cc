@@ -204,7 +204,7 @@ absl::Status ApplyTouch(const StoreCore& core, const TouchSpec& spec,
                         WriteTxn& txn, SessionManifest* manifest) {
   const int64_t now = core.Now();
   const auto from_now = [&](int64_t seconds) {
-    return seconds == 0 ? 0 : now + seconds * 1'000'000;
+    return DeadlineAfter(now, seconds);
   };
   if (spec.session_class.has_value()) {
     manifest->session_class = *spec.session_class;
@@ -212,18 +212,7 @@ absl::Status ApplyTouch(const StoreCore& core, const TouchSpec& spec,
   if (spec.ttl_seconds.has_value()) {
     manifest->expires_at_us = from_now(*spec.ttl_seconds);
   }
-  for (const auto& [key, value] : spec.labels) {
-    if (value.empty()) {
-      manifest->labels.erase(key);
-    } else {
-      manifest->labels[key] = value;
-    }
-  }
-  if (manifest->labels.size() > kMaxLabels) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("labels: %d after the merge, wanted at most %d",
-                        manifest->labels.size(), kMaxLabels));
-  }
+  TORPOR_RETURN_IF_ERROR(MergeLabels(spec.labels, &manifest->labels));
   if (spec.pin_seconds.has_value()) {
     if (*spec.pin_seconds > 0) {
       const uint64_t pinned =

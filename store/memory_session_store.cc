@@ -422,8 +422,7 @@ class MemoryTicket final : public SuspendTicket {
       info.session_class = *spec_.session_class;
     }
     if (spec_.ttl_seconds.has_value()) {
-      info.expires_at_us =
-          *spec_.ttl_seconds == 0 ? 0 : now + *spec_.ttl_seconds * 1'000'000;
+      info.expires_at_us = DeadlineAfter(now, *spec_.ttl_seconds);
     }
     if (!spec_.labels.empty()) info.labels = spec_.labels;
     if (created) info.created_at_us = now;
@@ -713,9 +712,10 @@ class MemorySessionStore final : public SessionStore {
     }
     const int64_t now = core_.clock();
     const auto from_now = [&](int64_t seconds) {
-      return seconds == 0 ? 0 : now + seconds * 1'000'000;
+      return DeadlineAfter(now, seconds);
     };
     SessionInfo& info = session->info;
+    TORPOR_RETURN_IF_ERROR(MergeLabels(spec.labels, &info.labels));
     if (spec.session_class.has_value())
       info.session_class = *spec.session_class;
     if (spec.ttl_seconds.has_value()) {
@@ -723,13 +723,6 @@ class MemorySessionStore final : public SessionStore {
     }
     if (spec.pin_seconds.has_value()) {
       info.pinned_until_us = from_now(*spec.pin_seconds);
-    }
-    for (const auto& [key, value] : spec.labels) {
-      if (value.empty()) {
-        info.labels.erase(key);
-      } else {
-        info.labels[key] = value;
-      }
     }
     return info;
   }

@@ -86,6 +86,37 @@ Clock SystemClock() {
   };
 }
 
+absl::Status ValidateLabels(const Labels& labels) {
+  for (const auto& [key, value] : labels) {
+    if (key.empty() || key.size() > kMaxLabelBytes ||
+        value.size() > kMaxLabelBytes) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "label '%s': wanted a key of 1 to %d bytes and a value of at most "
+          "that",
+          key, kMaxLabelBytes));
+    }
+  }
+  if (labels.size() > kMaxLabels) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "labels: got %d, wanted at most %d", labels.size(), kMaxLabels));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MergeLabels(const Labels& changes, Labels* labels) {
+  Labels merged = *labels;
+  for (const auto& [key, value] : changes) {
+    if (value.empty()) {
+      merged.erase(key);
+    } else {
+      merged[key] = value;
+    }
+  }
+  TORPOR_RETURN_IF_ERROR(ValidateLabels(merged));
+  *labels = std::move(merged);
+  return absl::OkStatus();
+}
+
 absl::Status ValidateSession(const SessionKey& session) {
   if (session.id.empty() || session.id.size() > kMaxSessionIdBytes) {
     return absl::InvalidArgumentError(
@@ -143,19 +174,7 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
   if (spec.n_shards == 0) {
     return absl::InvalidArgumentError("shards: got 0, wanted at least 1");
   }
-  for (const auto& [key, value] : spec.labels) {
-    if (key.empty() || key.size() > kMaxLabelBytes ||
-        value.size() > kMaxLabelBytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "label '%s': wanted a key of 1 to %d bytes and a value of at most "
-          "that",
-          key, kMaxLabelBytes));
-    }
-  }
-  if (spec.labels.size() > kMaxLabels) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "labels: got %d, wanted at most %d", spec.labels.size(), kMaxLabels));
-  }
+  TORPOR_RETURN_IF_ERROR(ValidateLabels(spec.labels));
   for (size_t i = 0; i < spec.snapshot.size(); ++i) {
     const SnapshotSlot& slot = spec.snapshot[i];
     if (slot.row_bytes == 0 || slot.rows.end < slot.rows.begin ||

@@ -56,7 +56,7 @@ struct SuspendSpec {
   // Seconds from the commit; nullopt keeps, 0 clears.
   std::optional<int64_t> ttl_seconds;
   // Replaces the labels when not empty.
-  std::map<std::string, std::string> labels;
+  Labels labels;
   std::vector<SnapshotSlot> snapshot;
 };
 
@@ -83,8 +83,9 @@ class SuspendTicket {
   }
 
   // Publishes; durable on return. kFailedPrecondition when rows are missing
-  // (named); kAborted when the version moved on; kResourceExhausted when the
-  // disk is full. The ticket is spent either way.
+  // (named; they may still be put, then committed); kAborted when the version
+  // moved on; kResourceExhausted when the disk is full. Otherwise the ticket is
+  // spent.
   virtual absl::StatusOr<SuspendReceipt> Commit(
       std::vector<Attachment> attachments) = 0;
 
@@ -153,7 +154,7 @@ struct TouchSpec {
   std::optional<int64_t> ttl_seconds;
   std::optional<int64_t> pin_seconds;
   // Merged; an empty value removes.
-  std::map<std::string, std::string> labels;
+  Labels labels;
 };
 
 struct ListResult {
@@ -257,6 +258,11 @@ Clock SystemClock();
 
 // Checks of specs that both implementations share. kInvalidArgument.
 absl::Status ValidateSession(const SessionKey& session);
+// kInvalidArgument beyond kMaxLabels or kMaxLabelBytes.
+absl::Status ValidateLabels(const Labels& labels);
+// Applies changes, an empty value removing its key; leaves `labels` as they
+// were when the result would not be valid.
+absl::Status MergeLabels(const Labels& changes, Labels* labels);
 absl::Status ValidateMutation(const MutateSpec& spec);
 absl::Status ValidateFork(const ForkSpec& spec);
 absl::Status ValidateSuspend(const SuspendSpec& spec);

@@ -33,6 +33,8 @@ inline constexpr size_t kMaxLabelBytes = 256;
 // Tokens without KV that a session may carry (the last sampled ones).
 inline constexpr uint64_t kMaxPendingTokens = 65'536;
 
+using Labels = std::map<std::string, std::string>;
+
 struct SessionKey {
   // Number of the tenant; the store never maps names to it.
   uint32_t tenant = 0;
@@ -212,6 +214,16 @@ struct SuspendReceipt {
                          const SuspendReceipt&) = default;
 };
 
+// `seconds` after `now_us`, in Unix microseconds; 0 (never) for 0 seconds, and
+// the end of time for what lies beyond it.
+constexpr int64_t DeadlineAfter(int64_t now_us, int64_t seconds) {
+  if (seconds == 0) return 0;
+  if (seconds < 0) return now_us;
+  constexpr int64_t kMicros = 1'000'000;
+  if (seconds > (INT64_MAX - now_us) / kMicros) return INT64_MAX;
+  return now_us + seconds * kMicros;
+}
+
 // What a session is, without its rows.
 struct SessionInfo {
   SessionKey key;
@@ -232,7 +244,7 @@ struct SessionInfo {
   int64_t pinned_until_us = 0;
   int64_t created_at_us = 0;
   int64_t updated_at_us = 0;
-  std::map<std::string, std::string> labels;
+  Labels labels;
   std::vector<ProvenanceRange> provenance;
   uint64_t n_blocks = 0;
   uint64_t compact_bytes = 0;

@@ -729,6 +729,37 @@ TEST_P(SessionStoreConformance, TouchChangesWhatItNamesAndNoVersion) {
               HasCode(absl::StatusCode::kNotFound));
 }
 
+TEST_P(SessionStoreConformance, ATtlBeyondTheEndOfTimeNeverEnds) {
+  SuspendSpec spec = Spec("a", 0, 0, 20, "op");
+  spec.ttl_seconds = INT64_MAX;
+  ASSERT_OK(Suspend(store_, spec, 1));
+  ExpectRows("a", 20, 0, 1, 1);
+  ASSERT_OK_AND_ASSIGN(
+      const SessionInfo info,
+      store_->Touch({.session = Key("a"), .ttl_seconds = INT64_MAX / 1000}));
+  EXPECT_EQ(info.expires_at_us, INT64_MAX);
+  ExpectRows("a", 20, 0, 1, 1);
+}
+
+TEST_P(SessionStoreConformance, TouchRefusesLabelsThatCannotBeAndChangesNone) {
+  SuspendSpec spec = Spec("a", 0, 0, 20, "op");
+  spec.labels = {{"team", "red"}};
+  ASSERT_OK(Suspend(store_, spec, 1));
+  Labels many;
+  for (size_t i = 0; i < kMaxLabels; ++i) many[std::to_string(i)] = "x";
+  for (const Labels& bad :
+       {Labels{{"", "x"}}, Labels{{std::string(kMaxLabelBytes + 1, 'k'), "x"}},
+        Labels{{"k", std::string(kMaxLabelBytes + 1, 'v')}}, many}) {
+    EXPECT_THAT(store_->Touch({.session = Key("a"),
+                               .session_class = SessionClass::kCache,
+                               .labels = bad}),
+                HasCode(absl::StatusCode::kInvalidArgument));
+    ASSERT_OK_AND_ASSIGN(const SessionInfo info, store_->Describe(Key("a")));
+    EXPECT_EQ(info.labels, spec.labels);
+    EXPECT_EQ(info.session_class, SessionClass::kDurable);
+  }
+}
+
 TEST_P(SessionStoreConformance, ALeaseOutlivesTheSession) {
   Create("a", 53);
   ASSERT_OK_AND_ASSIGN(const Content before,

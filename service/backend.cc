@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "replay/planner.h"
 #include "service/log.h"
 
 namespace torpor::service {
@@ -58,6 +59,33 @@ absl::Status Backend::Serve(
   metrics_.CountCall(method, status, seconds.count());
   LogCall(method, status, seconds.count());
   return status;
+}
+
+void Backend::Account(const v1::SuspendReceipt& r) {
+  metrics_.CountSuspend(r);
+  LogEvent(spdlog::level::info, "suspend",
+           {{"session", r.session()},
+            {"version", std::to_string(r.version())},
+            {"tokens", std::to_string(r.n_tokens())},
+            {"tokens_kept", std::to_string(r.tokens_kept())},
+            {"row_bytes", std::to_string(r.row_bytes_received())},
+            {"stored_bytes", std::to_string(r.stored_bytes())},
+            {"commit_us", std::to_string(r.times().commit_us())}});
+}
+
+void Backend::Account(const v1::ResumeReceipt& r) {
+  metrics_.CountResume(r);
+  LogEvent(spdlog::level::info, "resume",
+           {{"session", r.session()},
+            {"version", std::to_string(r.version())},
+            {"mode", std::string(replay::ReplayModeName(
+                         static_cast<replay::ReplayMode>(r.mode_used())))},
+            {"exact", r.exact() ? "true" : "false"},
+            {"verdict", v1::WitnessVerdict_Name(r.verdict())},
+            {"loaded", std::to_string(r.loaded_tokens())},
+            {"replayed", std::to_string(r.replayed_tokens())},
+            {"recomputed", std::to_string(r.recomputed_tokens())},
+            {"replay_us", std::to_string(r.times().replay_us())}});
 }
 
 void Backend::Maintain() {

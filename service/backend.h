@@ -23,6 +23,7 @@
 #include "service/tenants.h"
 #include "service/worker_pool.h"
 #include "store/session_store.h"
+#include "torpor/v1/types.pb.h"
 
 namespace torpor::service {
 
@@ -65,6 +66,10 @@ class Backend {
   // when too many run, kUnauthenticated; then counts and logs how it ended.
   absl::Status Serve(std::string_view method, Call& call,
                      const std::function<absl::Status(uint32_t tenant)>& body);
+
+  // Counts and logs what a suspend stored, and what a resume served.
+  void Account(const v1::SuspendReceipt& receipt);
+  void Account(const v1::ResumeReceipt& receipt);
 
   // New calls are refused from now on.
   void Drain() { draining_.store(true); }

@@ -365,7 +365,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Release(
               backend_.leases().Get(tenant, request->lease()));
           backend_.leases().Remove(tenant, request->lease());
           *response = lease->Receipt();
-          backend_.metrics().CountResume(*response);
+          backend_.Account(*response);
           return absl::OkStatus();
         });
   });
@@ -449,7 +449,7 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
               }
               v1::ResumeChunk last;
               *last.mutable_receipt() = lease->Receipt();
-              backend_.metrics().CountResume(last.receipt());
+              backend_.Account(last.receipt());
               return send(last);
             });
       });

@@ -256,7 +256,7 @@ absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
       std::chrono::duration_cast<std::chrono::microseconds>(since).count());
   out.mutable_times()->set_transfer_us(
       total - std::min<uint64_t>(total, receipt.commit_us));
-  backend.metrics().CountSuspend(out);
+  backend.Account(out);
   return out;
 }
 

@@ -165,7 +165,11 @@ class Runner {
       std::cerr << absl::StrFormat(
           "woken %s%s: %d loaded + %d replayed + %d recomputed of %d tokens, "
           "%s (replay %s)\n",
-          v1::ReplayMode_Name(r.mode_used()), r.exact() ? ", exact" : "",
+          std::string(replay::ReplayModeName(
+              static_cast<replay::ReplayMode>(r.mode_used()))),
+          r.exact()                                  ? ", the window it had"
+          : r.mode_used() == v1::REPLAY_MODE_BOUNDED ? ", approximate"
+                                                     : "",
           r.loaded_tokens(), r.replayed_tokens(), r.recomputed_tokens(),
           r.prompt_tokens(), Milliseconds(report.resume_us),
           Milliseconds(r.times().replay_us()));

@@ -93,6 +93,16 @@ TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
             "--snapshot", "--threads", "1"});
   const json snapshot = Succeeds(words);
   EXPECT_EQ(snapshot["tokens"], woken["exact"]["tokens"]);
+  // One line each in the daemon's log.
+  EXPECT_TRUE(daemon().AwaitError("event=suspend session=s version=2"))
+      << daemon().error();
+  for (const char* line :
+       {"event=suspend session=s version=1",
+        "event=resume session=s version=1 mode=exact exact=true",
+        "event=resume session=s version=1 mode=cold exact=false",
+        "event=resume session=s version=1 mode=bounded exact=false"}) {
+    EXPECT_THAT(daemon().error(), HasSubstr(line));
+  }
 
   Fails({"run", "--session", "s", "--model", "w8", "--wake", "maybe"}, "maybe");
   Fails({"run", "--session", "s", "--model", "nobody"}, "nobody");

@@ -350,7 +350,7 @@ uint32_t ChooseBlockSize(const ModelLayout& layout) {
     const auto bytes =
         static_cast<uint64_t>(per_token * static_cast<double>(tokens));
     if (bytes > kMost && tokens > unit) break;
-    if (bytes < kLeast && tokens + unit <= 1024 &&
+    if (bytes < kLeast && tokens < 1024 &&
         static_cast<double>(tokens + unit) * per_token <= kMost) {
       continue;
     }

@@ -117,13 +117,7 @@ absl::StatusOr<size_t> RecordPrefixBytes(std::span<const uint8_t> head) {
     return absl::DataLossError(absl::StrFormat(
         "record header: got magic 0x%08x, wanted 0x%08x", magic, kRecordMagic));
   }
-  if (const auto version = r.Int<uint16_t>(); version != kRecordFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("record header: got format version %d, this build "
-                        "reads %d",
-                        version, kRecordFormatVersion));
-  }
-  r.Raw(2 + 8 + 4);
+  r.Raw(2 + 2 + 8 + 4);
   const auto n_sections = r.Int<uint32_t>();
   if (n_sections > kMaxSections) {
     return absl::DataLossError(
@@ -144,7 +138,8 @@ absl::StatusOr<RecordHeader> DecodeRecordPrefix(
   }
   RecordHeader h;
   ByteReader r(prefix.first(*prefix_bytes));
-  r.Raw(4 + 2);
+  r.Raw(4);
+  const auto version = r.Int<uint16_t>();
   h.kind = static_cast<RecordKind>(r.Int<uint8_t>());
   const auto codec = r.Int<uint8_t>();
   h.number = r.Int<uint64_t>();
@@ -167,6 +162,12 @@ absl::StatusOr<RecordHeader> DecodeRecordPrefix(
     return absl::DataLossError(absl::StrFormat(
         "record %d: header and directory have checksum %016x, wanted %016x",
         h.number, checksum.Digest(), stored));
+  }
+  // Only now: a flipped bit of the version is damage, not another version.
+  if (version != kRecordFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("record %d: got format version %d, this build reads %d",
+                        h.number, version, kRecordFormatVersion));
   }
   if (codec != 0 || encryption != 0) {
     return absl::FailedPreconditionError(absl::StrFormat(

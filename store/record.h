@@ -95,7 +95,7 @@ void PlaceSections(RecordHeader* header);
 std::string EncodeRecordPrefix(const RecordHeader& header);
 
 // Total bytes of header and directory, from the first kRecordHeaderBytes of a
-// record. kDataLoss when the magic, version, or a size is impossible.
+// record. kDataLoss when the magic or a size is impossible.
 absl::StatusOr<size_t> RecordPrefixBytes(std::span<const uint8_t> head);
 
 // Decodes and verifies header and directory; `prefix` may be longer. kDataLoss

@@ -157,7 +157,7 @@ TEST_F(DaemonStartTest, TlsServesThoseWhoTrustIt) {
   // Beyond loopback too.
   Start(tls, {"--listen", "0.0.0.0:0"});
   const std::string address = TcpAddress();
-  const std::string at_home = "localhost" + address.substr(address.rfind(':'));
+  const std::string at_home = "127.0.0.1" + address.substr(address.rfind(':'));
   const Finished trusted = RunToEnd(
       {TorporPath(), "--server", at_home, "--tls-ca", certificate, "stats"});
   EXPECT_EQ(trusted.code, 0) << trusted.err;

@@ -76,8 +76,8 @@ class BlockDamageTest : public DamageTest {
 };
 
 TEST_F(BlockDamageTest, AFlippedBitOfTheRecordHeaderIsSeen) {
-  // Magic, number, first token, digest, checksum.
-  for (const uint64_t offset : {0, 8, 32, 96, 159}) {
+  // Magic, version, codec, number, first token, encryption, digest, checksum.
+  for (const uint64_t offset : {0, 4, 7, 8, 32, 48, 96, 159}) {
     SCOPED_TRACE("offset " + std::to_string(offset));
     ExpectDamagedFrom(1, [&](RawEnv& raw, RecordNumber number) {
       raw.FlipRecordBit(number, offset, 3);

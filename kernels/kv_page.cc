@@ -2,6 +2,8 @@
 
 #include "kernels/kv_page.h"
 
+#include <cstring>
+
 namespace torpor::kernels {
 namespace {
 
@@ -40,9 +42,13 @@ void WalkV(const KvShape& shape, int64_t token, Move move) {
 template <typename T>
 void Put(const KvShape& shape, uint8_t* page, int64_t token, const void* row,
          bool is_k) {
+  // A row may stand anywhere, as in a message; a page is aligned.
   auto* out = reinterpret_cast<T*>(page);
-  const auto* in = static_cast<const T*>(row);
-  const auto move = [&](int64_t at, int64_t from) { out[at] = in[from]; };
+  const auto* in = static_cast<const uint8_t*>(row);
+  const auto move = [&](int64_t at, int64_t from) {
+    std::memcpy(&out[at], in + static_cast<size_t>(from) * sizeof(T),
+                sizeof(T));
+  };
   is_k ? WalkK<T>(shape, token, move) : WalkV<T>(shape, token, move);
 }
 
@@ -50,8 +56,10 @@ template <typename T>
 void Get(const KvShape& shape, const uint8_t* page, int64_t token, void* row,
          bool is_k) {
   const auto* in = reinterpret_cast<const T*>(page);
-  auto* out = static_cast<T*>(row);
-  const auto move = [&](int64_t at, int64_t to) { out[to] = in[at]; };
+  auto* out = static_cast<uint8_t*>(row);
+  const auto move = [&](int64_t at, int64_t to) {
+    std::memcpy(out + static_cast<size_t>(to) * sizeof(T), &in[at], sizeof(T));
+  };
   is_k ? WalkK<T>(shape, token, move) : WalkV<T>(shape, token, move);
 }
 

@@ -39,8 +39,8 @@ struct KvShape {
   }
 };
 
-// Puts one token's row of K or V, row-major in the shape's dtype, into a page.
-// `token` in [0, 64).
+// Puts one token's row of K or V, row-major in the shape's dtype and of any
+// alignment, into a page. `token` in [0, 64).
 void PutKRow(const KvShape& shape, uint8_t* page, int64_t token,
              const void* row);
 void PutVRow(const KvShape& shape, uint8_t* page, int64_t token,

@@ -311,19 +311,22 @@ TEST(KvPageTest, RowsComeBackBitForBit) {
     std::vector<uint8_t> page(shape.page_bytes());
     std::vector<std::vector<uint8_t>> k;
     std::vector<std::vector<uint8_t>> v;
+    // Rows stand at odd addresses, as those of a message may.
     for (int64_t t = 0; t < kPageTokens; ++t) {
-      k.emplace_back(shape.row_bytes());
-      v.emplace_back(shape.row_bytes());
+      k.emplace_back(1 + shape.row_bytes());
+      v.emplace_back(1 + shape.row_bytes());
       random.Fill(k.back());
       random.Fill(v.back());
-      PutKRow(shape, page.data(), t, k.back().data());
-      PutVRow(shape, page.data(), t, v.back().data());
+      PutKRow(shape, page.data(), t, k.back().data() + 1);
+      PutVRow(shape, page.data(), t, v.back().data() + 1);
     }
     for (int64_t t = 0; t < kPageTokens; ++t) {
-      std::vector<uint8_t> row(shape.row_bytes());
-      GetKRow(shape, page.data(), t, row.data());
+      std::vector<uint8_t> row = k[t];
+      std::fill(row.begin() + 1, row.end(), 0);
+      GetKRow(shape, page.data(), t, row.data() + 1);
       EXPECT_EQ(row, k[t]);
-      GetVRow(shape, page.data(), t, row.data());
+      row[0] = v[t][0];
+      GetVRow(shape, page.data(), t, row.data() + 1);
       EXPECT_EQ(row, v[t]);
     }
   }

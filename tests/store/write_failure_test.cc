@@ -56,6 +56,7 @@ class WriteFailureTest : public ::testing::TestWithParam<Failure> {
   void ForEveryCall(
       const std::function<absl::Status(const std::string&)>& verb) {
     constexpr uint64_t kMostCalls = 200;
+    uint64_t met = 0;
     uint64_t refused = 0;
     for (uint64_t n = 1;; ++n) {
       SCOPED_TRACE("call " + std::to_string(n));
@@ -81,8 +82,14 @@ class WriteFailureTest : public ::testing::TestWithParam<Failure> {
       ASSERT_OK(Suspend(store_.get(), Spec("after" + id, 0, 0, 20, "op"), 2));
       EXPECT_EQ(Read("after" + id).rows[0], Rows(2, 0, {0, 20}, 24));
       if (!failed) break;
+      ++met;
     }
-    EXPECT_GT(refused, 0);
+    // A failure that passes may meet a commit that is tried again, depending on
+    // how the writer groups operations; one that stays is always told.
+    EXPECT_GT(met, 0);
+    if (GetParam().name == std::string("FullFromThere")) {
+      EXPECT_EQ(refused, met);
+    }
     ExpectSound(store_.get());
     Open();
     ExpectSound(store_.get());

@@ -11,9 +11,9 @@
 
 namespace {
 
-constexpr int D = 32;          // head_dim
-constexpr int N = 32;          // block of keys or queries
-constexpr int G = 2;           // query heads per key/value head
+constexpr int D = 32;  // head_dim
+constexpr int N = 32;  // block of keys or queries
+constexpr int G = 2;   // query heads per key/value head
 constexpr float LOG2E = 1.44269504f;
 // A 32 x 32 fp32 block held transposed (tiles [d half][query half]), each
 // query's row times a factor, to 32 rows of bf16.
@@ -38,7 +38,7 @@ struct Mask {
   bool diagonal, edge;
   __mmask16 operator()(int key, int q) const {
     uint32_t bits = ~0u;
-    if (diagonal) bits &= ~0u << key;                // query >= key
+    if (diagonal) bits &= ~0u << key;                 // query >= key
     if (edge) bits &= (uint32_t)((1ull << key) - 1);  // query < key
     return (__mmask16)(bits >> (q * 16));
   }
@@ -55,13 +55,15 @@ struct Shape {
   int64_t first(int64_t block) const {
     return std::max<int64_t>(0, block - first_block_distance);
   }
-  Mask mask(int64_t q, int64_t k) const { return {q == k, q - k == first_block_distance}; }
+  Mask mask(int64_t q, int64_t k) const {
+    return {q == k, q - k == first_block_distance};
+  }
 };
 
 // tile 4 = keys rows (tile `a`) @ packed queries (tile 6), written to out.
-#define SCORES(a, out)          \
-  _tile_zero(4);                \
-  _tile_dpbf16ps(4, a, 6);      \
+#define SCORES(a, out)     \
+  _tile_zero(4);           \
+  _tile_dpbf16ps(4, a, 6); \
   _tile_stored(4, (out).at, 64)
 
 void forward_head(const Shape& s, const bf16* q, const bf16* k, const Tile* vt,
@@ -73,7 +75,10 @@ void forward_head(const Shape& s, const bf16* q, const bf16* k, const Tile* vt,
     for (int h = 0; h < 2; h++)
       pack_pairs_of_columns(q + (i * N + h * 16) * qs, qs, qt[h]);
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int64_t j = s.first(i); j <= i; j++) {
       const Mask mask = s.mask(i, j);
       const bool masked = mask.diagonal || mask.edge;
@@ -89,7 +94,8 @@ void forward_head(const Shape& s, const bf16* q, const bf16* k, const Tile* vt,
           __m512 e[2];
           for (int b = 0; b < 2; b++) {
             const int key = 2 * r + b;
-            e[b] = exp2_fast(_mm512_mul_ps(load(score[h][key / 16], key % 16), c));
+            e[b] =
+                exp2_fast(_mm512_mul_ps(load(score[h][key / 16], key % 16), c));
             if (masked) e[b] = _mm512_maskz_mov_ps(mask(key, h), e[b]);
             sum[h] = _mm512_add_ps(sum[h], e[b]);
           }
@@ -104,14 +110,17 @@ void forward_head(const Shape& s, const bf16* q, const bf16* k, const Tile* vt,
       _tile_dpbf16ps(1, 5, 6);
       _tile_dpbf16ps(3, 7, 6);
     }
-    _tile_stored(0, acc[0].at, 64); _tile_stored(1, acc[1].at, 64);
-    _tile_stored(2, acc[2].at, 64); _tile_stored(3, acc[3].at, 64);
+    _tile_stored(0, acc[0].at, 64);
+    _tile_stored(1, acc[1].at, 64);
+    _tile_stored(2, acc[2].at, 64);
+    _tile_stored(3, acc[3].at, 64);
     __m512 factor[2];
     for (int h = 0; h < 2; h++) {
       factor[h] = _mm512_div_ps(_mm512_set1_ps(1.0f), sum[h]);
       alignas(64) float total[16];
       _mm512_store_ps(total, sum[h]);
-      for (int n = 0; n < 16; n++) lse[i * N + h * 16 + n] = std::log2(total[n]);
+      for (int n = 0; n < 16; n++)
+        lse[i * N + h * 16 + n] = std::log2(total[n]);
     }
     unpack_transposed(acc, factor, o + i * N * qs, qs);
   }
@@ -123,7 +132,8 @@ std::vector<at::Tensor> attention(at::Tensor q, at::Tensor k, at::Tensor v,
                                   int64_t window, double scale) {
   const Shape s(q, k, window);
   at::Tensor o = at::empty_like(q);
-  at::Tensor lse = at::empty({s.batch, s.heads, s.length}, q.options().dtype(at::kFloat));
+  at::Tensor lse =
+      at::empty({s.batch, s.heads, s.length}, q.options().dtype(at::kFloat));
   const bf16 *qp = data(q), *kp = data(k), *vp = data(v);
   bf16* op = data(o);
   float* lp = lse.data_ptr<float>();
@@ -131,7 +141,8 @@ std::vector<at::Tensor> attention(at::Tensor q, at::Tensor k, at::Tensor v,
     TileScope scope;
     std::vector<Tile> vt(2 * s.length / N);
     for (int64_t t = begin; t < end; t++) {
-      const int64_t b = t / s.kv, g = t % s.kv, kv0 = (b * s.length * s.kv + g) * D;
+      const int64_t b = t / s.kv, g = t % s.kv,
+                    kv0 = (b * s.length * s.kv + g) * D;
       for (int64_t j = 0; j < s.length / N; j++)
         pack_transposed(vp + kv0 + j * N * s.kv * D, s.kv * D, &vt[2 * j]);
       for (int64_t h = g * G; h < (g + 1) * G; h++) {
@@ -148,16 +159,19 @@ namespace {
 
 // One head's 32 queries, packed every way that the backward pass needs.
 struct QueryBlock {
-  Tile qt[2], ot[2];      // right operands of keys @ q^T and values @ do^T
-  Tile qv[2], ov[2];      // right operands of ds^T @ q and p^T @ do
-  Tile dq[4];             // fp32 sums of dq^T, tiles [d half][query half]
+  Tile qt[2], ot[2];  // right operands of keys @ q^T and values @ do^T
+  Tile qv[2], ov[2];  // right operands of ds^T @ q and p^T @ do
+  Tile dq[4];         // fp32 sums of dq^T, tiles [d half][query half]
   __m512 lse[2], delta[2];
 
-  void fill(const bf16* q, const bf16* o, const bf16* go, const float* l, int64_t stride) {
+  void fill(const bf16* q, const bf16* o, const bf16* go, const float* l,
+            int64_t stride) {
     alignas(64) float sums[N];
     for (int n = 0; n < N; n++) {
-      __m512i a = _mm512_loadu_si512(o + n * stride), b = _mm512_loadu_si512(go + n * stride);
-      __m512 dot = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)a, (__m512bh)b);
+      __m512i a = _mm512_loadu_si512(o + n * stride),
+              b = _mm512_loadu_si512(go + n * stride);
+      __m512 dot =
+          _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)a, (__m512bh)b);
       sums[n] = _mm512_reduce_add_ps(dot);
     }
     for (int h = 0; h < 2; h++) {
@@ -172,9 +186,11 @@ struct QueryBlock {
   }
 };
 
-// sum[key][d] (32 x 32 fp32, row-major) += both heads' left tiles @ right tiles.
-inline void add_to_keys(float* sum, const Tile (*left)[2], const Tile* r0, const Tile* r1) {
-  for (int h = 0; h < 2; h++) {   // half of d
+// sum[key][d] (32 x 32 fp32, row-major) += both heads' left tiles @ right
+// tiles.
+inline void add_to_keys(float* sum, const Tile (*left)[2], const Tile* r0,
+                        const Tile* r1) {
+  for (int h = 0; h < 2; h++) {  // half of d
     _tile_loadd(0, sum + h * 16, D * 4);
     _tile_loadd(1, sum + 16 * D + h * 16, D * 4);
     _tile_loadd(6, r0[h].at, 64);
@@ -193,9 +209,10 @@ inline void add_to_keys(float* sum, const Tile (*left)[2], const Tile* r0, const
 }
 
 // Backward of one key block against one query block of both heads.
-inline void backward_block(QueryBlock* query, const bf16* k, const bf16* v, int64_t ks,
-                           const Tile* kt, float* dk, float* dv, Mask mask, __m512 c) {
-  Tile p[G][2], ds[G][2];             // left operands: [key half], keys x 32 queries
+inline void backward_block(QueryBlock* query, const bf16* k, const bf16* v,
+                           int64_t ks, const Tile* kt, float* dk, float* dv,
+                           Mask mask, __m512 c) {
+  Tile p[G][2], ds[G][2];  // left operands: [key half], keys x 32 queries
   const bool masked = mask.diagonal || mask.edge;
   for (int g = 0; g < G; g++) {
     QueryBlock& x = query[g];
@@ -215,21 +232,27 @@ inline void backward_block(QueryBlock* query, const bf16* k, const bf16* v, int6
       SCORES(7, dp[h][1]);
     }
     for (int r = 0; r < 16; r++) {
-      __m512 e[2][2], f[2][2];           // [query half][key of the pair]
+      __m512 e[2][2], f[2][2];  // [query half][key of the pair]
       for (int b = 0; b < 2; b++) {
         const int key = 2 * r + b;
         for (int h = 0; h < 2; h++) {
-          e[h][b] = exp2_fast(_mm512_fmsub_ps(load(score[h][key / 16], key % 16), c, x.lse[h]));
+          e[h][b] = exp2_fast(
+              _mm512_fmsub_ps(load(score[h][key / 16], key % 16), c, x.lse[h]));
           if (masked) e[h][b] = _mm512_maskz_mov_ps(mask(key, h), e[h][b]);
-          f[h][b] = _mm512_mul_ps(e[h][b], _mm512_sub_ps(load(dp[h][key / 16], key % 16), x.delta[h]));
+          f[h][b] = _mm512_mul_ps(
+              e[h][b],
+              _mm512_sub_ps(load(dp[h][key / 16], key % 16), x.delta[h]));
         }
         store(p[g][key / 16], key % 16, to_bf16(e[0][b], e[1][b]));
         store(ds[g][key / 16], key % 16, to_bf16(f[0][b], f[1][b]));
       }
-      for (int h = 0; h < 2; h++) store(dsr[h], r, interleave(to_bf16(f[h][0], f[h][1])));
+      for (int h = 0; h < 2; h++)
+        store(dsr[h], r, interleave(to_bf16(f[h][0], f[h][1])));
     }
-    _tile_loadd(0, x.dq[0].at, 64); _tile_loadd(1, x.dq[1].at, 64);
-    _tile_loadd(2, x.dq[2].at, 64); _tile_loadd(3, x.dq[3].at, 64);
+    _tile_loadd(0, x.dq[0].at, 64);
+    _tile_loadd(1, x.dq[1].at, 64);
+    _tile_loadd(2, x.dq[2].at, 64);
+    _tile_loadd(3, x.dq[3].at, 64);
     _tile_loadd(5, kt[0].at, 64);
     _tile_loadd(7, kt[1].at, 64);
     _tile_loadd(6, dsr[0].at, 64);
@@ -238,29 +261,36 @@ inline void backward_block(QueryBlock* query, const bf16* k, const bf16* v, int6
     _tile_loadd(4, dsr[1].at, 64);
     _tile_dpbf16ps(1, 5, 4);
     _tile_dpbf16ps(3, 7, 4);
-    _tile_stored(0, x.dq[0].at, 64); _tile_stored(1, x.dq[1].at, 64);
-    _tile_stored(2, x.dq[2].at, 64); _tile_stored(3, x.dq[3].at, 64);
+    _tile_stored(0, x.dq[0].at, 64);
+    _tile_stored(1, x.dq[1].at, 64);
+    _tile_stored(2, x.dq[2].at, 64);
+    _tile_stored(3, x.dq[3].at, 64);
   }
   add_to_keys(dv, p, query[0].ov, query[1].ov);
   add_to_keys(dk, ds, query[0].qv, query[1].qv);
 }
 
-void write_keys(const std::vector<float>& sum, float factor, bf16* out, int64_t rows, int64_t stride) {
+void write_keys(const std::vector<float>& sum, float factor, bf16* out,
+                int64_t rows, int64_t stride) {
   const __m512 f = _mm512_set1_ps(factor);
   for (int64_t n = 0; n < rows; n++)
-    _mm512_storeu_si512(out + n * stride,
-                        to_bf16(_mm512_mul_ps(_mm512_loadu_ps(&sum[n * D]), f),
-                                _mm512_mul_ps(_mm512_loadu_ps(&sum[n * D + 16]), f)));
+    _mm512_storeu_si512(
+        out + n * stride,
+        to_bf16(_mm512_mul_ps(_mm512_loadu_ps(&sum[n * D]), f),
+                _mm512_mul_ps(_mm512_loadu_ps(&sum[n * D + 16]), f)));
 }
 
 }  // namespace
 
-std::vector<at::Tensor> attention_backward(at::Tensor go, at::Tensor q, at::Tensor k,
-                                           at::Tensor v, at::Tensor o, at::Tensor lse,
+std::vector<at::Tensor> attention_backward(at::Tensor go, at::Tensor q,
+                                           at::Tensor k, at::Tensor v,
+                                           at::Tensor o, at::Tensor lse,
                                            int64_t window, double scale) {
   const Shape s(q, k, window);
-  at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-  const bf16 *gp = data(go), *qp = data(q), *kp = data(k), *vp = data(v), *op = data(o);
+  at::Tensor dq = at::empty_like(q), dk = at::empty_like(k),
+             dv = at::empty_like(v);
+  const bf16 *gp = data(go), *qp = data(q), *kp = data(k), *vp = data(v),
+             *op = data(o);
   bf16 *dqp = data(dq), *dkp = data(dk), *dvp = data(dv);
   const float* lp = lse.data_ptr<float>();
   const int64_t qs = s.heads * D, ks = s.kv * D;
@@ -283,8 +313,9 @@ std::vector<at::Tensor> attention_backward(at::Tensor go, at::Tensor q, at::Tens
           query[h].fill(qp + at + h * D, op + at + h * D, gp + at + h * D,
                         lp + (b * s.heads + g * G + h) * s.length + i * N, qs);
         for (int64_t j = s.first(i); j <= i; j++)
-          backward_block(query, kp + kv0 + j * N * ks, vp + kv0 + j * N * ks, ks, &kt[2 * j],
-                         &dk_sum[j * N * D], &dv_sum[j * N * D], s.mask(i, j), c);
+          backward_block(query, kp + kv0 + j * N * ks, vp + kv0 + j * N * ks,
+                         ks, &kt[2 * j], &dk_sum[j * N * D], &dv_sum[j * N * D],
+                         s.mask(i, j), c);
         for (int h = 0; h < G; h++)
           unpack_transposed(query[h].dq, factor, dqp + at + h * D, qs);
       }

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 using at::Tensor;
-std::vector<Tensor> attention(Tensor q, Tensor k, Tensor v, int64_t window, double scale);
-std::vector<Tensor> attention_backward(Tensor go, Tensor q, Tensor k, Tensor v, Tensor o,
-                                       Tensor lse, int64_t window, double scale);
+std::vector<Tensor> attention(Tensor q, Tensor k, Tensor v, int64_t window,
+                              double scale);
+std::vector<Tensor> attention_backward(Tensor go, Tensor q, Tensor k, Tensor v,
+                                       Tensor o, Tensor lse, int64_t window,
+                                       double scale);
 Tensor mlp(Tensor x, Tensor wgu, Tensor wd);
 std::vector<Tensor> mlp_backward(Tensor gy, Tensor x, Tensor wgu, Tensor wd);
 

@@ -11,10 +11,13 @@ namespace {
 constexpr float GELU_C = 0.79788456f, GELU_A = 0.044715f, LOG2E = 1.44269504f;
 
 // Tiles 0..3 += (left rows a0, a1) @ (right tiles b0[k], b1[k]).
-inline void product(const void* a0, const void* a1, int64_t stride, int64_t step,
-                    const Tile* b0, const Tile* b1, int64_t b_step, int count) {
-  const char *p0 = static_cast<const char*>(a0), *p1 = static_cast<const char*>(a1);
-  for (int k = 0; k < count; k++, p0 += step, p1 += step, b0 += b_step, b1 += b_step) {
+inline void product(const void* a0, const void* a1, int64_t stride,
+                    int64_t step, const Tile* b0, const Tile* b1,
+                    int64_t b_step, int count) {
+  const char *p0 = static_cast<const char*>(a0),
+             *p1 = static_cast<const char*>(a1);
+  for (int k = 0; k < count;
+       k++, p0 += step, p1 += step, b0 += b_step, b1 += b_step) {
     _tile_loadd(4, p0, stride);
     _tile_loadd(6, b0, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -26,16 +29,25 @@ inline void product(const void* a0, const void* a1, int64_t stride, int64_t step
   }
 }
 
-inline void zero() { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+inline void zero() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
 
 inline void load_sums(const Tile* t) {
-  _tile_loadd(0, t, 64); _tile_loadd(1, t + 1, 64);
-  _tile_loadd(2, t + 2, 64); _tile_loadd(3, t + 3, 64);
+  _tile_loadd(0, t, 64);
+  _tile_loadd(1, t + 1, 64);
+  _tile_loadd(2, t + 2, 64);
+  _tile_loadd(3, t + 3, 64);
 }
 
 inline void store_sums(Tile* t) {
-  _tile_stored(0, t, 64); _tile_stored(1, t + 1, 64);
-  _tile_stored(2, t + 2, 64); _tile_stored(3, t + 3, 64);
+  _tile_stored(0, t, 64);
+  _tile_stored(1, t + 1, 64);
+  _tile_stored(2, t + 2, 64);
+  _tile_stored(3, t + 3, 64);
 }
 
 // The sums of 32 x 32 outputs as bf16 rows.
@@ -43,14 +55,16 @@ inline void write_sums(bf16* rows, int64_t stride) {
   Tile t[4];
   store_sums(t);
   for (int r = 0; r < 32; r++)
-    _mm512_storeu_si512(rows + r * stride, to_bf16(load(t[r / 16 * 2], r % 16),
-                                                   load(t[r / 16 * 2 + 1], r % 16)));
+    _mm512_storeu_si512(
+        rows + r * stride,
+        to_bf16(load(t[r / 16 * 2], r % 16), load(t[r / 16 * 2 + 1], r % 16)));
 }
 
 // sigmoid(2 c (x + a x^3)): gelu(x) is x times this.
 inline __m512 gate_of(__m512 x, __m512 square) {
   const __m512 one = _mm512_set1_ps(1.0f);
-  __m512 z = _mm512_mul_ps(x, _mm512_fmadd_ps(square, _mm512_set1_ps(GELU_A), one));
+  __m512 z =
+      _mm512_mul_ps(x, _mm512_fmadd_ps(square, _mm512_set1_ps(GELU_A), one));
   __m512 e = exp2_fast(_mm512_mul_ps(z, _mm512_set1_ps(-2 * GELU_C * LOG2E)));
   return _mm512_rcp14_ps(_mm512_add_ps(one, e));
 }
@@ -72,12 +86,14 @@ std::vector<Tile> pack_forward(const bf16* w, int64_t n, int64_t k) {
   return out;
 }
 
-// w [n, k] as right operand of g @ w: tiles [k / 32][n / 32][half of 32 columns].
+// w [n, k] as right operand of g @ w: tiles [k / 32][n / 32][half of 32
+// columns].
 std::vector<Tile> pack_backward(const bf16* w, int64_t n, int64_t k) {
   std::vector<Tile> out(k / 32 * (n / 32) * 2);
   for (int64_t i = 0; i < k / 32; i++)
     for (int64_t j = 0; j < n / 32; j++)
-      pack_pairs_of_rows(w + j * 32 * k + i * 32, k, &out[(i * (n / 32) + j) * 2]);
+      pack_pairs_of_rows(w + j * 32 * k + i * 32, k,
+                         &out[(i * (n / 32) + j) * 2]);
   return out;
 }
 
@@ -93,7 +109,7 @@ at::Tensor mlp(at::Tensor x, at::Tensor wgu, at::Tensor wd) {
   const auto down = pack_forward(data(wd), s.in, s.mid);
   at::parallel_for(0, s.tokens / 32, 1, [&](int64_t begin, int64_t end) {
     TileScope scope;
-    std::vector<Tile> h(2 * kmid);            // [token half][mid / 32]
+    std::vector<Tile> h(2 * kmid);  // [token half][mid / 32]
     for (int64_t t = begin; t < end; t++) {
       const bf16* rows = xp + t * 32 * s.in;
       const bf16* rows1 = rows + 16 * s.in;
@@ -129,11 +145,11 @@ at::Tensor mlp(at::Tensor x, at::Tensor wgu, at::Tensor wd) {
 }
 
 // Gradients of x (bf16), of wgu transposed (fp32) and of wd (fp32).
-std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu,
-                                     at::Tensor wd) {
+std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x,
+                                     at::Tensor wgu, at::Tensor wd) {
   const Sizes s(x, wd);
   const int kin = s.in / 32, kmid = s.mid / 32, wide = 3 * kmid;
-  constexpr int M = 2;                        // 32-token groups in one go
+  constexpr int M = 2;  // 32-token groups in one go
   at::Tensor dx = at::empty_like(x);
   at::Tensor dgu = at::zeros({s.in, 2 * s.mid}, x.options().dtype(at::kFloat));
   at::Tensor dd = at::zeros({s.in, s.mid}, x.options().dtype(at::kFloat));
@@ -153,7 +169,8 @@ std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu
     for (int64_t t = begin; t < end; t++) {
       for (int m = 0; m < M; m++) {
         const int64_t at = (t * M + m) * 32 * s.in;
-        const bf16 *x0 = xp + at, *x1 = x0 + 16 * s.in, *g0 = gp + at, *g1 = g0 + 16 * s.in;
+        const bf16 *x0 = xp + at, *x1 = x0 + 16 * s.in, *g0 = gp + at,
+                   *g1 = g0 + 16 * s.in;
         for (int k = 0; k < kin; k++) {
           Tile two[2];
           pack_transposed(x0 + k * 32, s.in, two);
@@ -178,7 +195,7 @@ std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu
           product(g0, g1, s.in * 2, 64, w, w + 1, 2, kin);
           store_sums(d);
           Tile* dst = &rows[m * 4 * kmid + n];
-          for (int r = 0; r < 16; r++) {      // tokens 2r and 2r + 1
+          for (int r = 0; r < 16; r++) {  // tokens 2r and 2r + 1
             __m512 dg[2][2], du[2][2], h[2][2];
             for (int b = 0; b < 2; b++) {
               const int row = 2 * r + b;
@@ -186,14 +203,17 @@ std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu
                 const int tile = row / 16 * 2 + c;
                 __m512 a = load(g[tile], row % 16), v = load(u[tile], row % 16);
                 __m512 dh = load(d[tile], row % 16);
-                __m512 sq = _mm512_mul_ps(a, a), sg = gate_of(a, sq), ge = _mm512_mul_ps(a, sg);
+                __m512 sq = _mm512_mul_ps(a, a), sg = gate_of(a, sq),
+                       ge = _mm512_mul_ps(a, sg);
                 // gelu' = s + gelu (1 - s) 2 c (1 + 3 a x^2)
-                __m512 z = _mm512_fmadd_ps(sq, _mm512_set1_ps(6 * GELU_C * GELU_A),
-                                           _mm512_set1_ps(2 * GELU_C));
+                __m512 z =
+                    _mm512_fmadd_ps(sq, _mm512_set1_ps(6 * GELU_C * GELU_A),
+                                    _mm512_set1_ps(2 * GELU_C));
                 z = _mm512_mul_ps(z, _mm512_fnmadd_ps(ge, sg, ge));
                 h[b][c] = _mm512_mul_ps(ge, v);
                 du[b][c] = _mm512_mul_ps(dh, ge);
-                dg[b][c] = _mm512_mul_ps(_mm512_mul_ps(dh, v), _mm512_add_ps(sg, z));
+                dg[b][c] =
+                    _mm512_mul_ps(_mm512_mul_ps(dh, v), _mm512_add_ps(sg, z));
               }
               Tile* half = dst + row / 16 * 2 * kmid;
               store(half[0], row % 16, to_bf16(dg[b][0], dg[b][1]));
@@ -201,9 +221,12 @@ std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu
             }
             for (int c = 0; c < 2; c++) {
               const int at16 = 2 * n + c;
-              store(pairs[at16 * M + m], r, interleave(to_bf16(dg[0][c], dg[1][c])));
-              store(pairs[(2 * kmid + at16) * M + m], r, interleave(to_bf16(du[0][c], du[1][c])));
-              store(pairs[(4 * kmid + at16) * M + m], r, interleave(to_bf16(h[0][c], h[1][c])));
+              store(pairs[at16 * M + m], r,
+                    interleave(to_bf16(dg[0][c], dg[1][c])));
+              store(pairs[(2 * kmid + at16) * M + m], r,
+                    interleave(to_bf16(du[0][c], du[1][c])));
+              store(pairs[(4 * kmid + at16) * M + m], r,
+                    interleave(to_bf16(h[0][c], h[1][c])));
             }
           }
         }
@@ -231,11 +254,13 @@ std::vector<at::Tensor> mlp_backward(at::Tensor gy, at::Tensor x, at::Tensor wgu
           const bool gate_up = n < 2 * kmid;
           const int64_t width = gate_up ? 2 * s.mid : s.mid;
           float* out = (gate_up ? dgu : dd).data_ptr<float>() +
-                       (a * 32 + i / 2 * 16) * width + (gate_up ? n : n - 2 * kmid) * 32 + i % 2 * 16;
+                       (a * 32 + i / 2 * 16) * width +
+                       (gate_up ? n : n - 2 * kmid) * 32 + i % 2 * 16;
           for (int r = 0; r < 16; r++)
-            _mm512_storeu_ps(out + r * width,
-                             _mm512_add_ps(_mm512_loadu_ps(out + r * width),
-                                           load(sums[(a * wide + n) * 4 + i], r)));
+            _mm512_storeu_ps(
+                out + r * width,
+                _mm512_add_ps(_mm512_loadu_ps(out + r * width),
+                              load(sums[(a * wide + n) * 4 + i], r)));
         }
   });
   return {dx, dgu, dd};

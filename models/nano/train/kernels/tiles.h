@@ -6,7 +6,9 @@
 
 using bf16 = uint16_t;
 
-struct alignas(64) Tile { uint32_t at[16][16]; };   // 1 KiB: fp32 or bf16 pairs
+struct alignas(64) Tile {
+  uint32_t at[16][16];
+};  // 1 KiB: fp32 or bf16 pairs
 
 struct TileScope {
   TileScope() {
@@ -21,7 +23,9 @@ struct TileScope {
 };
 
 inline __m512 load(const Tile& t, int row) { return _mm512_load_ps(t.at[row]); }
-inline void store(Tile& t, int row, __m512i v) { _mm512_store_si512(t.at[row], v); }
+inline void store(Tile& t, int row, __m512i v) {
+  _mm512_store_si512(t.at[row], v);
+}
 
 inline __m512 exp2_fast(__m512 x) {
   __m512 n = _mm512_roundscale_ps(x, 0), f = _mm512_sub_ps(x, n);
@@ -56,12 +60,14 @@ inline void transpose(__m512i (&r)[16]) {
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < 2; k++) {
       r[4 * i + 2 * k] = _mm512_unpacklo_epi64(t[4 * i + k], t[4 * i + 2 + k]);
-      r[4 * i + 2 * k + 1] = _mm512_unpackhi_epi64(t[4 * i + k], t[4 * i + 2 + k]);
+      r[4 * i + 2 * k + 1] =
+          _mm512_unpackhi_epi64(t[4 * i + k], t[4 * i + 2 + k]);
     }
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < 2; k++) {
       t[8 * k + i] = _mm512_shuffle_i32x4(r[8 * k + i], r[8 * k + 4 + i], 0x88);
-      t[8 * k + 4 + i] = _mm512_shuffle_i32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
+      t[8 * k + 4 + i] =
+          _mm512_shuffle_i32x4(r[8 * k + i], r[8 * k + 4 + i], 0xdd);
     }
   for (int i = 0; i < 8; i++) {
     r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
@@ -82,7 +88,8 @@ inline void pack_pairs_of_rows(const bf16* rows, int64_t stride, Tile* out) {
   for (int i = 0; i < 16; i++) {
     __m512i a = _mm512_loadu_si512(rows + 2 * i * stride);
     __m512i b = _mm512_loadu_si512(rows + (2 * i + 1) * stride);
-    store(out[0], i, interleave(_mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1)));
+    store(out[0], i,
+          interleave(_mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1)));
     store(out[1], i, interleave(_mm512_shuffle_i64x2(a, b, 0xee)));
   }
 }
@@ -93,9 +100,11 @@ inline void pack_transposed(const bf16* rows, int64_t stride, Tile* out) {
   pack_pairs_of_columns(rows, stride, half[0]);
   pack_pairs_of_columns(rows + 16 * stride, stride, half[1]);
   for (int i = 0; i < 16; i++) {
-    __m512i a = _mm512_load_si512(half[0].at[i]), b = _mm512_load_si512(half[1].at[i]);
-    __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)),
-                                     _mm512_cvtepi32_epi16(b), 1);
+    __m512i a = _mm512_load_si512(half[0].at[i]),
+            b = _mm512_load_si512(half[1].at[i]);
+    __m512i low =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)),
+                           _mm512_cvtepi32_epi16(b), 1);
     __m512i high = _mm512_inserti64x4(
         _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
         _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
@@ -108,4 +117,6 @@ inline const bf16* data(const at::Tensor& t) {
   TORCH_CHECK(t.is_contiguous() && t.scalar_type() == at::kBFloat16);
   return reinterpret_cast<const bf16*>(t.data_ptr());
 }
-inline bf16* data(at::Tensor& t) { return reinterpret_cast<bf16*>(t.data_ptr()); }
+inline bf16* data(at::Tensor& t) {
+  return reinterpret_cast<bf16*>(t.data_ptr());
+}

@@ -151,9 +151,11 @@ class Demo {
     feed.resize(std::min<size_t>(feed.size(), options_.fed_tokens));
     prompt_ = Ids(text);
     feed_ = Ids(feed);
-    for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
-      if (text[at] == '[') ++result_.stored.turns;
-      if (text.find('\n', at) == std::string::npos) break;
+    // A turn begins with a line "[user]", "[assistant]" or "[tool] ...".
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '[' && (i == 0 || text[i - 1] == '\n')) {
+        ++result_.stored.turns;
+      }
     }
     say_(absl::StrFormat(
         "the twin that never sleeps: %d tokens of an agent session prefilled "

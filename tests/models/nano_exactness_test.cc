@@ -33,6 +33,7 @@ class NanoExactnessTest : public ::testing::Test {
       SCOPED_TRACE(cut);
       ASSERT_OK_AND_ASSIGN(const ReplayPlan plan,
                            Plan(*model_, cut, ReplayMode::kExact));
+      EXPECT_TRUE(plan.exact);
       EXPECT_EQ(plan.replay_tokens(), std::min(cut, exact_));
       ExpectWakesAsItWas(model_.get(), &truth, cut, plan, kMore);
       if (HasFatalFailure()) return;
@@ -41,26 +42,20 @@ class NanoExactnessTest : public ::testing::Test {
     }
   }
 
-  // The next kMore tokens of a session that ran [0, cut) just now, and of one
-  // that was woken there.
+  // kMore tokens sampled after the cut's own token: by a session that ran
+  // [0, cut) just now, and by one that was woken at the cut.
   void ExpectSamplesAlike(NeverSlept* truth, uint64_t cut,
                           const ReplayPlan& plan) {
     const uint64_t seed = random_.Between(1, 1 << 30);
-    const auto before = std::span(truth->ids()).first(cut - 1);
-    // Both run the token before the cut for the logits of the first draw.
+    const uint32_t pending = truth->ids()[cut];
     TestSession awake(model_.get());
-    ASSERT_OK(awake.Run(before, 0).status());
-    ASSERT_OK_AND_ASSIGN(const auto expected,
-                         Sample(&awake, truth->ids()[cut - 1], seed));
-    ASSERT_OK_AND_ASSIGN(const ReplayPlan to_before,
-                         Plan(*model_, cut - 1, ReplayMode::kExact));
+    ASSERT_OK(awake.Run(std::span(truth->ids()).first(cut), 0).status());
+    ASSERT_OK_AND_ASSIGN(const auto expected, Sample(&awake, pending, seed));
     auto woken =
-        TestSession::Wake(model_.get(), truth->ids(), to_before, truth->rows());
+        TestSession::Wake(model_.get(), truth->ids(), plan, truth->rows());
     ASSERT_OK(woken.status());
-    ASSERT_OK_AND_ASSIGN(const auto tokens,
-                         Sample(&*woken, truth->ids()[cut - 1], seed));
+    ASSERT_OK_AND_ASSIGN(const auto tokens, Sample(&*woken, pending, seed));
     ASSERT_EQ(tokens, expected) << "seed " << seed;
-    EXPECT_TRUE(plan.exact);
   }
 
   static absl::StatusOr<std::vector<uint32_t>> Sample(TestSession* session,

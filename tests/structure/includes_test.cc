@@ -43,7 +43,7 @@ const std::map<std::string, Rule>& Map() {
       {"bench",
        {{"base", "kernels", "store", "replay", "service", "bench", "torpor",
          "absl"},
-        {"nlohmann/", "CLI/", "sodium.h", "benchmark/"}}},
+        {"nlohmann/", "CLI/", "sodium.h"}}},
   };
   return *map;
 }
@@ -68,7 +68,8 @@ const std::vector<Narrow>& Narrows() {
 bool IsStandard(const std::string& header) {
   // <vector>, <sys/mman.h>, <unistd.h>: no slash, or a POSIX folder.
   static const std::regex standard(
-      "[a-z_0-9]+|(dlfcn|fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|sched|"
+      "[a-z_0-9]+|(dlfcn|fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|"
+      "sched|"
       "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/"
       "inet|malloc|spawn|termios)\\.h");
   return std::regex_match(header, standard);

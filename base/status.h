@@ -35,7 +35,7 @@ inline std::string_view ToStd(absl::string_view s) {
       return torpor_status_;                                          \
     }                                                                 \
   } while (false)
-
+// NOLINTBEGIN(bugprone-macro-parentheses): `lhs` and `tmp` are no expressions.
 #define TORPOR_STATUS_CONCAT_INNER_(a, b) a##b
 #define TORPOR_STATUS_CONCAT_(a, b) TORPOR_STATUS_CONCAT_INNER_(a, b)
 
@@ -48,5 +48,5 @@ inline std::string_view ToStd(absl::string_view s) {
   auto tmp = (expr);                                  \
   if (!tmp.ok()) return std::move(tmp).status();      \
   lhs = *std::move(tmp)
-
+// NOLINTEND(bugprone-macro-parentheses)
 #endif  // TORPOR_BASE_STATUS_H_

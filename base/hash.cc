@@ -7,10 +7,31 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/xxh3_paths.h"
+
 namespace torpor {
+namespace {
+
+using Xxh3Fn = uint64_t (*)(const uint8_t* data, size_t n);
+
+uint64_t Xxh3Library(const uint8_t* data, size_t n) {
+  return XXH3_64bits(data, n);
+}
+
+// The fastest path that this processor runs.
+Xxh3Fn PickXxh3() {
+#if defined(TORPOR_X86_PATHS)
+  if (__builtin_cpu_supports("avx512f")) return &Xxh3Avx512;
+  if (__builtin_cpu_supports("avx2")) return &Xxh3Avx2;
+#endif
+  return &Xxh3Library;
+}
+
+}  // namespace
 
 uint64_t Xxh3(std::span<const uint8_t> bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+  static const Xxh3Fn xxh3 = PickXxh3();
+  return xxh3(bytes.data(), bytes.size());
 }
 
 Digest128 Xxh3Digest128(std::span<const uint8_t> bytes) {

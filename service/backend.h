@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/worker_pool.h"
 #include "service/handles.h"
 #include "service/lease.h"
 #include "service/metrics.h"
@@ -21,7 +22,6 @@
 #include "service/replay_executor.h"
 #include "service/rpc.h"
 #include "service/tenants.h"
-#include "service/worker_pool.h"
 #include "store/session_store.h"
 #include "torpor/v1/types.pb.h"
 

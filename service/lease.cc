@@ -15,6 +15,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr char kNoKvYet[] = "no KV yet when suspended";
 
 uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
@@ -23,28 +24,6 @@ uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
                                                             begin)
           .count());
 }
-
-// The store's rows as replay wants them.
-class StoredRows final : public replay::CompactKvReader {
- public:
-  StoredRows(std::shared_ptr<store::SessionLease> lease,
-             std::shared_ptr<const RegisteredModel> model)
-      : lease_(std::move(lease)), model_(std::move(model)) {}
-
-  absl::Status ReadRows(uint32_t slot, replay::Rows rows,
-                        std::span<uint8_t> out) override {
-    const auto it = model_->compact_index.find(slot);
-    if (it == model_->compact_index.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("slot %d: its rows are not stored", slot));
-    }
-    return lease_->ReadRows(it->second, {rows.begin, rows.end}, out);
-  }
-
- private:
-  const std::shared_ptr<store::SessionLease> lease_;
-  const std::shared_ptr<const RegisteredModel> model_;
-};
 
 }  // namespace
 
@@ -211,17 +190,6 @@ absl::Status Lease::TakeCut() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<replay::ReplayPlan> Lease::PlanFor(replay::ReplayMode mode,
-                                                  uint64_t replay_tokens) {
-  return replay::PlanReplay(model_->layout,
-                            {.resume_at = cut_,
-                             .mode = mode,
-                             .replay_tokens = replay_tokens,
-                             .floors = floors_,
-                             .spans = spans_,
-                             .want_logits = header_.want_logits()});
-}
-
 absl::Status Lease::MakePlan() {
   const store::SessionInfo& info = stored_->info();
   // Floors further back than an exact replay reaches bind nothing.
@@ -256,7 +224,7 @@ absl::Status Lease::MakePlan() {
                         header_.session(), cut_));
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
-                          PlanFor(mode, limits.replay_tokens()));
+                          PlanCut(Inputs(), mode, limits.replay_tokens()));
   if (mode == replay::ReplayMode::kCold) AddReason(cut_, "cold was asked");
   {
     MutexLock lock(&mu_);
@@ -298,11 +266,21 @@ absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
   }
   if (header_.engine_replays()) {
     TORPOR_ASSIGN_OR_RETURN(const std::optional<replay::Witness> witness,
-                            ReadWitness());
+                            ReadWitness(Inputs()));
     if (witness.has_value()) *response.mutable_witness() = ToProto(*witness);
   }
   response.set_recompute_from(current.resume_at);
   return response;
+}
+
+RebuildInputs Lease::Inputs() const {
+  return {.model = model_,
+          .stored = stored_,
+          .header = header_,
+          .cut = cut_,
+          .ids = ids_,
+          .spans = spans_,
+          .floors = floors_};
 }
 
 // ---- rows and windows -----------------------------------------------------
@@ -310,136 +288,12 @@ absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
 absl::Status Lease::ReadRows(uint32_t slot, replay::Rows rows,
                              std::span<uint8_t> out) {
   const SteadyClock::time_point begin = SteadyClock::now();
-  TORPOR_RETURN_IF_ERROR(StoredRows(stored_, model_).ReadRows(slot, rows, out));
+  TORPOR_RETURN_IF_ERROR(
+      ReadStoredRows(stored_.get(), *model_, slot, rows, out));
   MutexLock lock(&mu_);
   bytes_read_ += out.size();
   read_us_ += MicrosecondsSince(begin);
   return absl::OkStatus();
-}
-
-absl::StatusOr<replay::WindowState> Lease::ReadSnapshot() {
-  replay::WindowState window;
-  window.resume_at = plan_.resume_at;
-  window.slots = replay::WindowRowsAt(model_->layout, plan_.resume_at);
-  for (replay::SlotRows& rows : window.slots) {
-    rows.bytes.resize((rows.end - rows.first) *
-                      model_->layout.slots[rows.slot].row_bytes);
-    if (rows.first == rows.end) continue;
-    TORPOR_RETURN_IF_ERROR(
-        stored_->ReadSnapshot(rows.slot, {rows.first, rows.end}, rows.bytes));
-  }
-  return window;
-}
-
-absl::StatusOr<replay::WindowState> Lease::Replay(
-    ReplayExecutor* executor, const std::function<bool()>& cancelled) {
-  if (plan_.replay_tokens() == 0) {
-    replay::WindowState window;
-    window.resume_at = plan_.resume_at;
-    return window;
-  }
-  TORPOR_ASSIGN_OR_RETURN(
-      ReplayOutcome outcome,
-      executor->Run({.model = model_,
-                     .plan = plan_,
-                     .ids = ids_,
-                     .spans = spans_,
-                     .reader = std::make_shared<StoredRows>(stored_, model_),
-                     .want_logits = header_.want_logits()},
-                    cancelled));
-  queue_us_ += outcome.queue_us;
-  read_us_ += outcome.result.times.read_us;
-  replay_us_ += outcome.result.times.replay_us;
-  bytes_read_ += outcome.result.times.bytes_read;
-  token_layers_ += plan_.token_layers;
-  return std::move(outcome.result.window);
-}
-
-absl::StatusOr<std::optional<replay::Witness>> Lease::ReadWitness() {
-  const store::SessionInfo& info = stored_->info();
-  // A witness speaks of the suspended tip alone.
-  if (!info.has_witness() || cut_ != info.kv_len) return std::nullopt;
-  TORPOR_ASSIGN_OR_RETURN(
-      const auto sections,
-      stored_->ReadAttachment(store::AttachmentKind::kWitness));
-  v1::Witness stored;
-  if (sections.empty() ||
-      !stored.ParseFromArray(sections[0].bytes.data(),
-                             static_cast<int>(sections[0].bytes.size()))) {
-    return absl::DataLossError(absl::StrFormat(
-        "session '%s': its witness does not parse", header_.session()));
-  }
-  TORPOR_ASSIGN_OR_RETURN(replay::Witness witness, FromProto(stored, cut_));
-  return witness;
-}
-
-absl::StatusOr<bool> Lease::Climb() {
-  const uint64_t exact = replay::FiguresOf(model_->layout, cut_).exact_tokens;
-  if (!plan_.exact) {
-    // Twice as far, and then all the way.
-    const uint64_t further = 2 * plan_.replay_tokens();
-    TORPOR_ASSIGN_OR_RETURN(plan_,
-                            further < exact && rung_ == 0
-                                ? PlanFor(replay::ReplayMode::kBounded, further)
-                                : PlanFor(replay::ReplayMode::kExact, 0));
-  } else if (header_.limits().allow_cold()) {
-    TORPOR_ASSIGN_OR_RETURN(plan_, PlanFor(replay::ReplayMode::kCold, 0));
-    v1::TokenReason reason;
-    reason.set_tokens(cut_);
-    reason.set_reason("every rung below cold missed max_error");
-    reasons_.push_back(std::move(reason));
-  } else {
-    return false;
-  }
-  ++rung_;
-  return true;
-}
-
-absl::Status Lease::Rebuild(ReplayExecutor* executor,
-                            const std::function<bool()>& cancelled) {
-  TORPOR_ASSIGN_OR_RETURN(const std::optional<replay::Witness> witness,
-                          ReadWitness());
-  for (;;) {
-    if (plan_.mode == replay::ReplayMode::kCold) {
-      window_ = {};
-      report_ = {};
-      return absl::OkStatus();
-    }
-    if (plan_.mode == replay::ReplayMode::kSnapshot) {
-      TORPOR_ASSIGN_OR_RETURN(window_, ReadSnapshot());
-    } else {
-      TORPOR_ASSIGN_OR_RETURN(window_, Replay(executor, cancelled));
-    }
-    if (!witness.has_value() || window_.slots.empty()) {
-      report_ = {};
-      return absl::OkStatus();
-    }
-    const SteadyClock::time_point begin = SteadyClock::now();
-    TORPOR_ASSIGN_OR_RETURN(
-        report_, replay::CompareWithWitness(model_->layout, window_, *witness));
-    verify_us_ += MicrosecondsSince(begin);
-    if (report_.verdict == replay::Verdict::kExact) return absl::OkStatus();
-    const bool bits_promised =
-        plan_.mode == replay::ReplayMode::kSnapshot ||
-        (plan_.exact && model_->model != nullptr &&
-         witness->numerics_id == model_->model->numerics_id());
-    if (bits_promised) {
-      return absl::DataLossError(absl::StrFormat(
-          "session '%s' at %d: the rebuilt window differs from its witness "
-          "under the same numerics '%s' (largest relative error %.3g)",
-          header_.session(), cut_, witness->numerics_id, report_.max_error()));
-    }
-    const double limit = header_.limits().max_error();
-    if (limit == 0 || report_.max_error() <= limit) return absl::OkStatus();
-    const double error = report_.max_error();
-    TORPOR_ASSIGN_OR_RETURN(const bool climbed, Climb());
-    if (!climbed) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "session '%s' at %d: the largest relative error is %.3g, max_error "
-          "is %.3g, and no further rung is allowed",
-          header_.session(), cut_, error, limit));
-    }
-  }
 }
 
 absl::StatusOr<const replay::WindowState*> Lease::Window(
@@ -448,11 +302,40 @@ absl::StatusOr<const replay::WindowState*> Lease::Window(
     return absl::FailedPreconditionError(
         "window: this lease was begun with engine_replays");
   }
-  MutexLock lock(&mu_);
-  if (!rebuilt_) {
-    TORPOR_RETURN_IF_ERROR(Rebuild(executor, cancelled));
-    rebuilt_ = true;
+  {
+    MutexLock lock(&mu_);
+    // Rows travel meanwhile; another call for the window waits for this one.
+    while (rebuilding_) {
+      if (cancelled && cancelled()) {
+        return absl::CancelledError("window: cancelled");
+      }
+      rebuilt_changed_.WaitUntil(&mu_, SteadyClock::now() + kPoll);
+    }
+    if (rebuilt_) return &window_;
+    rebuilding_ = true;
   }
+  Rebuilt result = RebuildWindow(Inputs(), plan(), executor, cancelled);
+  MutexLock lock(&mu_);
+  rebuilding_ = false;
+  rebuilt_changed_.NotifyAll();
+  plan_ = result.plan;
+  report_ = std::move(result.report);
+  rung_ = result.rung;
+  bytes_read_ += result.bytes_read;
+  queue_us_ += result.queue_us;
+  read_us_ += result.read_us;
+  verify_us_ += result.verify_us;
+  replay_us_ += result.replay_us;
+  token_layers_ += result.token_layers;
+  if (plan_.mode == replay::ReplayMode::kCold) {
+    v1::TokenReason reason;
+    reason.set_tokens(cut_);
+    reason.set_reason("every rung below cold missed max_error");
+    reasons_.push_back(std::move(reason));
+  }
+  TORPOR_RETURN_IF_ERROR(result.status);
+  window_ = std::move(result.window);
+  rebuilt_ = true;
   return &window_;
 }
 

@@ -21,6 +21,7 @@
 #include "replay/witness.h"
 #include "service/model_registry.h"
 #include "service/replay_executor.h"
+#include "service/window_rebuild.h"
 #include "store/session_store.h"
 #include "torpor/v1/session_service.pb.h"
 
@@ -73,19 +74,7 @@ class Lease {
   absl::Status CompareWithPrompt(const store::TokenRun& prompt);
   absl::Status TakeCut();
   absl::Status MakePlan();
-  absl::StatusOr<replay::ReplayPlan> PlanFor(replay::ReplayMode mode,
-                                             uint64_t replay_tokens);
-  absl::StatusOr<std::optional<replay::Witness>> ReadWitness();
-  absl::Status Rebuild(ReplayExecutor* executor,
-                       const std::function<bool()>& cancelled)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<replay::WindowState> ReadSnapshot()
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<replay::WindowState> Replay(
-      ReplayExecutor* executor, const std::function<bool()>& cancelled)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The next rung after a window that missed `max_error`; false at the top.
-  absl::StatusOr<bool> Climb() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] RebuildInputs Inputs() const;
   void AddReason(uint64_t tokens, std::string reason);
 
   v1::BeginResumeHeader header_;
@@ -103,7 +92,10 @@ class Lease {
   uint64_t index_us_ = 0;
 
   Mutex mu_;
+  CondVar rebuilt_changed_;
   replay::ReplayPlan plan_ ABSL_GUARDED_BY(mu_);
+  bool rebuilding_ ABSL_GUARDED_BY(mu_) = false;
+  // Then `window_` stays as it is.
   bool rebuilt_ ABSL_GUARDED_BY(mu_) = false;
   replay::WindowState window_ ABSL_GUARDED_BY(mu_);
   replay::WitnessReport report_ ABSL_GUARDED_BY(mu_);

@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
+#include "base/worker_pool.h"
 #include "service/status.h"
-#include "service/worker_pool.h"
 
 namespace torpor::service {
 

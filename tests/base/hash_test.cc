@@ -42,6 +42,23 @@ TEST(HashTest, StreamEqualsOneShotForAnySplit) {
   }
 }
 
+// The stream is libxxhash's; one shot takes the widest path of the processor.
+TEST(HashTest, EveryLengthAndAlignmentEqualsTheLibrary) {
+  testing::Random random;
+  std::vector<uint8_t> bytes(8192 + 64);
+  random.Fill(bytes);
+  const auto check = [&](size_t at, size_t n) {
+    const auto some = std::span(bytes).subspan(at, n);
+    Xxh3Stream stream;
+    stream.Update(some);
+    ASSERT_EQ(Xxh3(some), stream.Digest()) << n << " bytes from " << at;
+  };
+  for (size_t n = 0; n <= 1200; ++n) check(n % 64, n);
+  for (size_t n = 1201; n <= 8192; n += random.Between(1, 97)) {
+    check(random.Between(0, 63), n);
+  }
+}
+
 TEST(HashTest, OneFlippedBitChangesTheHash) {
   const std::string text = "the session sleeps";
   std::string flipped = text;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads for the blocking part of calls: disk, locks, replay. gRPC's own
-// threads never wait. The pool grows to its limit as work waits and keeps its
-// threads; beyond the limit work queues.
+// Threads for work that its caller does not wait on: the blocking part of calls
+// (disk, locks, replay), the hashing of blocks. The pool grows to its limit as
+// work waits and keeps its threads; beyond the limit work queues.
 
-#ifndef TORPOR_SERVICE_WORKER_POOL_H_
-#define TORPOR_SERVICE_WORKER_POOL_H_
+#ifndef TORPOR_BASE_WORKER_POOL_H_
+#define TORPOR_BASE_WORKER_POOL_H_
 
 #include <deque>
 #include <functional>
@@ -14,7 +14,7 @@
 
 #include "base/mutex.h"
 
-namespace torpor::service {
+namespace torpor {
 
 class WorkerPool {
  public:
@@ -38,6 +38,6 @@ class WorkerPool {
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace torpor::service
+}  // namespace torpor
 
-#endif  // TORPOR_SERVICE_WORKER_POOL_H_
+#endif  // TORPOR_BASE_WORKER_POOL_H_

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "service/worker_pool.h"
+#include "base/worker_pool.h"
 
 #include <utility>
 
-namespace torpor::service {
+namespace torpor {
 
 WorkerPool::~WorkerPool() {
   std::vector<std::thread> threads;
@@ -42,4 +42,4 @@ void WorkerPool::Loop() {
   }
 }
 
-}  // namespace torpor::service
+}  // namespace torpor

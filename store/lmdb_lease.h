@@ -57,9 +57,16 @@ class LmdbLease final : public SessionLease {
 
   // Fills links_ and usable_len from the chain that ends at `tip`.
   absl::Status TakeChain(const ReadView& view, RecordNumber tip);
+  // The first link whose tokens, pending ones included, end after `token`.
+  [[nodiscard]] std::vector<ChainLink>::const_iterator FirstLink(
+      uint64_t token) const;
   // Links whose tokens, pending ones included, overlap [begin, end).
   [[nodiscard]] std::vector<ChainLink> Overlapping(uint64_t begin,
                                                    uint64_t end) const;
+  // Asks the disk for the directories of all records, and for the sections of
+  // a slot from `first_token` on, a bounded way ahead.
+  void HintPrefixes();
+  void HintSections(uint32_t slot, uint64_t first_token);
   absl::StatusOr<std::shared_ptr<const RecordHeader>> Header(
       RecordNumber number);
   // The wanted part of one section into `out`; damage is quarantined.
@@ -82,6 +89,8 @@ class LmdbLease final : public SessionLease {
   std::map<RecordNumber, std::shared_ptr<const RecordHeader>> headers_
       ABSL_GUARDED_BY(mu_);
   size_t header_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // Per slot, links below this were hinted.
+  std::vector<size_t> hinted_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace torpor::store

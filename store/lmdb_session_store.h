@@ -33,8 +33,11 @@ struct LmdbStoreOptions {
   uint64_t ahead_bytes = uint64_t{64} << 20;
   // How long a Put waits for rows of an older block.
   std::chrono::milliseconds put_timeout{30'000};
-  // Payload that waits for the publishing commit instead of one of its own.
-  uint64_t publish_bytes = uint64_t{1} << 20;
+  // Payload that waits for the publishing commit instead of one of its own: a
+  // commit more costs a small suspend as much as its hashing.
+  uint64_t publish_bytes = uint64_t{2} << 20;
+  // Threads that hash and seal complete blocks; 0 = one a processor, at most 8.
+  size_t seal_threads = 0;
   // Pinned bytes of cache sessions; a pin above it is refused. 0 = half of
   // max_bytes.
   uint64_t pinned_max_bytes = 0;

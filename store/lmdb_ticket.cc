@@ -273,7 +273,7 @@ LmdbTicket::~LmdbTicket() {
     MutexLock lock(&mu_);
     cancelled_ = true;
     changed_.NotifyAll();
-    while (puts_running_ > 0 || writing_ > 0) changed_.Wait(&mu_);
+    while (puts_running_ > 0 || InFlightLocked()) changed_.Wait(&mu_);
     for (const auto& record : records_) {
       if (record->stage != Stage::kWritten) continue;
       const RecordHeader& h = record->planned.header;
@@ -374,7 +374,7 @@ std::vector<LmdbTicket::Target> LmdbTicket::Locate(
 
 size_t LmdbTicket::OldestIncompleteLocked() {
   while (oldest_ < n_row_records_ &&
-         records_[oldest_]->stage >= Stage::kComplete) {
+         records_[oldest_]->stage >= Stage::kSealing) {
     ++oldest_;
   }
   return oldest_;
@@ -395,7 +395,7 @@ std::string LmdbTicket::MissingLocked() const {
   std::vector<std::string> named;
   for (size_t i = oldest_; i < n_row_records_; ++i) {
     const Record& record = *records_[i];
-    if (record.stage >= Stage::kComplete) continue;
+    if (record.stage >= Stage::kSealing) continue;
     const auto& sections = record.planned.header.sections;
     for (size_t s = 0; s < sections.size(); ++s) {
       const SectionEntry& section = sections[s];
@@ -441,11 +441,15 @@ absl::Status LmdbTicket::Activate(size_t i,
     const uint64_t bytes = record.planned.header.record_bytes;
     const bool too_far = record.bytes_before - records_[oldest]->bytes_before >
                          core_->options.ahead_bytes;
-    if (i == oldest) {
-      // Everyone waits for this one: it never waits itself.
+    // What is in flight gives its buffers back by itself: rows may wait for it
+    // as long as it takes.
+    if (InFlightLocked()) {
+      deadline = std::chrono::steady_clock::now() + core_->options.put_timeout;
+    }
+    if (!too_far) record.buffer = core_->pool.TryAcquire(bytes);
+    if (!record.buffer && i == oldest && !InFlightLocked()) {
+      // All rows wait for this record: it never waits itself.
       record.buffer = core_->pool.Force(bytes);
-    } else if (!too_far) {
-      record.buffer = core_->pool.TryAcquire(bytes);
     }
     if (record.buffer) {
       record.stage = Stage::kFilling;
@@ -469,12 +473,12 @@ absl::Status LmdbTicket::PutTarget(const RowPiece& piece, const Target& target,
   const SectionEntry& section = record.planned.header.sections[target.section];
   {
     MutexLock lock(&mu_);
-    if (record.stage >= Stage::kComplete) return absl::OkStatus();
+    if (record.stage >= Stage::kSealing) return absl::OkStatus();
   }
   TORPOR_RETURN_IF_ERROR(Activate(target.record, give_up));
   {
     MutexLock lock(&mu_);
-    if (record.stage >= Stage::kComplete) return absl::OkStatus();
+    if (record.stage >= Stage::kSealing) return absl::OkStatus();
     switch (record.seen[{target.section, piece.shard}].Add(target.rows)) {
       case RowSet::Added::kNew:
         break;
@@ -543,18 +547,29 @@ absl::Status LmdbTicket::RowsArrived(size_t i, uint64_t bytes) {
     MutexLock lock(&mu_);
     record.bytes_missing -= bytes;
     if (record.bytes_missing != 0 || record.stage != Stage::kFilling) {
-      return absl::OkStatus();
+      return error_;
     }
+    // Only the thread that brought the last rows comes here.
+    record.stage = Stage::kSealing;
+    ++sealing_;
+    changed_.NotifyAll();
   }
-  // Only the thread that brought the last rows comes here.
-  Seal(&record);
+  core_->sealers.Post([this, i] {
+    Seal(records_[i].get());
+    Sealed(i);
+  });
+  return absl::OkStatus();
+}
+
+void LmdbTicket::Sealed(size_t i) {
   MutexLock lock(&mu_);
+  Record& record = *records_[i];
   record.stage = Stage::kComplete;
+  --sealing_;
   complete_.push_back(i);
   complete_bytes_ += record.planned.header.record_bytes;
   if (complete_bytes_ >= core_->options.publish_bytes) SubmitPayloadLocked();
   changed_.NotifyAll();
-  return error_;
 }
 
 void LmdbTicket::Seal(Record* record) const {
@@ -641,7 +656,7 @@ absl::Status LmdbTicket::WaitForRows() {
         absl::StrFormat("commit: rows are missing: %s", MissingLocked()));
   }
   committing_ = true;
-  while (writing_ > 0) changed_.Wait(&mu_);
+  while (InFlightLocked()) changed_.Wait(&mu_);
   return CheckAliveLocked();
 }
 

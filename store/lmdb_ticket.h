@@ -50,7 +50,15 @@ class LmdbTicket final : public SuspendTicket {
   void Cancel() override;
 
  private:
-  enum class Stage { kUntouched, kFilling, kComplete, kWriting, kWritten };
+  enum class Stage {
+    kUntouched,
+    kFilling,
+    // All rows are there; a sealer hashes them.
+    kSealing,
+    kComplete,
+    kWriting,
+    kWritten
+  };
 
   // A planned record on its way. `planned` is changed only by the thread that
   // completes the record.
@@ -98,11 +106,17 @@ class LmdbTicket final : public SuspendTicket {
                          std::span<const uint8_t> bytes,
                          const std::function<bool()>& give_up);
   absl::Status CopyKeptRows();
-  // Completes a record whose last row came, and sends payload when enough
-  // waits.
+  // Counts rows; the last of a record sends it to a sealer.
   absl::Status RowsArrived(size_t i, uint64_t bytes);
   void Seal(Record* record) const;
+  // Completes a sealed record, and sends payload when enough waits.
+  void Sealed(size_t i);
   void SubmitPayloadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Records that a sealer or the writer has: their buffers come back without
+  // more rows.
+  [[nodiscard]] bool InFlightLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return sealing_ + writing_ > 0;
+  }
   size_t OldestIncompleteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every piece of a slot is cut into the same number of shards.
   absl::Status CheckShardsLocked(const RowPiece& piece)
@@ -148,6 +162,7 @@ class LmdbTicket final : public SuspendTicket {
   std::map<std::pair<bool, uint32_t>, uint32_t> shards_ ABSL_GUARDED_BY(mu_);
   std::vector<size_t> complete_ ABSL_GUARDED_BY(mu_);
   uint64_t complete_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t sealing_ ABSL_GUARDED_BY(mu_) = 0;
   size_t writing_ ABSL_GUARDED_BY(mu_) = 0;
   size_t puts_running_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mu_);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -17,6 +18,15 @@ namespace {
 
 // Numbers drawn per commit of the counter.
 constexpr uint64_t kRecordsPerDraw = 65'536;
+
+// Hashing at about 1 GB/s a thread is ahead of any disk well before this many.
+constexpr size_t kMaxSealThreads = 8;
+
+size_t SealThreads(size_t asked) {
+  if (asked != 0) return asked;
+  return std::clamp<size_t>(std::thread::hardware_concurrency(), 1,
+                            kMaxSealThreads);
+}
 
 }  // namespace
 
@@ -59,6 +69,7 @@ StoreCore::StoreCore(LmdbStoreOptions store_options,
       reader(env.get()),
       budget(limits),
       pool(options.buffer_bytes),
+      sealers(SealThreads(options.seal_threads)),
       writer(env.get()) {}
 
 StoreCore::~StoreCore() = default;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/worker_pool.h"
 #include "store/block_id.h"
 #include "store/budget.h"
 #include "store/buffer_pool.h"
@@ -98,6 +99,9 @@ struct StoreCore {
   Pins pins;
   Budget budget;
   BufferPool pool;
+  // Seals complete blocks, so that hashing one overlaps receiving the next and
+  // writing the last.
+  WorkerPool sealers;
   // Cache sessions by last use; sessions with a TTL by its end.
   TimeOrder last_use;
   TimeOrder expiry;

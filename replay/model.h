@@ -89,6 +89,9 @@ struct ForwardOptions {
       on_layer_input;
   // Polled between layers; true stops the forward with kCancelled.
   std::function<bool()> cancelled;
+  // Called before each layer, in order; an error stops the forward. Null as a
+  // rule; a replay waits here for the rows that the layer reads.
+  std::function<absl::Status(uint32_t layer)> before_layer;
 };
 
 class Model {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "replay/compact_loader.h"
 
 namespace torpor::replay {
 namespace {
@@ -39,21 +40,17 @@ class CpuReplayer final : public Replayer {
     for (size_t i = 0; i < jobs.size(); ++i) {
       TORPOR_RETURN_IF_ERROR(CheckJob(jobs[i]));
       sequences.push_back(model_->NewSequence());
-      if (jobs[i].plan->replay_tokens() == 0) continue;
-      const auto begin = std::chrono::steady_clock::now();
-      TORPOR_ASSIGN_OR_RETURN(
-          results[i].times.bytes_read,
-          LoadCompactRows(model_->layout(), jobs[i].plan->resume_at,
-                          jobs[i].reader, sequences[i].get(), cancelled));
-      results[i].times.read_us = Microseconds(begin);
     }
-    TORPOR_RETURN_IF_ERROR(Run(jobs, sequences, cancelled, &results));
+    CompactLoader loader(model_->layout(), jobs, sequences, cancelled);
+    TORPOR_RETURN_IF_ERROR(Run(jobs, sequences, &loader, cancelled, &results));
     for (size_t i = 0; i < jobs.size(); ++i) {
       std::vector<float> logits = std::move(results[i].window.logits);
       TORPOR_ASSIGN_OR_RETURN(results[i].window,
                               ExportWindow(model_->layout(), *sequences[i],
                                            jobs[i].plan->resume_at));
       results[i].window.logits = std::move(logits);
+      results[i].times.bytes_read = loader.bytes(i);
+      results[i].times.read_us = loader.microseconds(i);
     }
     return results;
   }
@@ -71,6 +68,7 @@ class CpuReplayer final : public Replayer {
   // Every job's next rows together, as many as a forward takes.
   absl::Status Run(std::span<const ReplayJob> jobs,
                    const std::vector<std::unique_ptr<Sequence>>& sequences,
+                   CompactLoader* loader,
                    const std::function<bool()>& cancelled,
                    std::vector<ReplayResult>* results) {
     std::vector<uint64_t> next;
@@ -100,8 +98,11 @@ class CpuReplayer final : public Replayer {
       if (batch.empty()) break;
       const auto begin = std::chrono::steady_clock::now();
       std::vector<std::vector<float>> logits;
-      TORPOR_RETURN_IF_ERROR(
-          model_->Forward(batch, {.cancelled = cancelled}, &logits));
+      TORPOR_RETURN_IF_ERROR(model_->Forward(
+          batch,
+          {.cancelled = cancelled,
+           .before_layer = [&](uint32_t l) { return loader->WaitFor(l); }},
+          &logits));
       const uint64_t took = Microseconds(begin);
       for (size_t b = 0; b < batch.size(); ++b) {
         ReplayResult& result = (*results)[owner[b]];
@@ -172,24 +173,37 @@ absl::Status ImportWindow(const WindowState& window, Sequence* sequence) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint64_t> LoadSlotRows(const ModelLayout& layout, uint32_t index,
+                                      uint64_t n_tokens,
+                                      CompactKvReader* reader,
+                                      Sequence* sequence,
+                                      const std::function<bool()>& cancelled) {
+  const Slot& slot = layout.slots[index];
+  const uint64_t n_rows = n_tokens / slot.tokens_per_row;
+  uint64_t bytes = 0;
+  std::vector<uint8_t> buffer;
+  for (uint64_t row = 0; row < n_rows; row += kRowsPerRead) {
+    if (cancelled && cancelled()) {
+      return absl::CancelledError("load compact rows: cancelled");
+    }
+    const uint64_t end = std::min(n_rows, row + kRowsPerRead);
+    buffer.resize((end - row) * slot.row_bytes);
+    TORPOR_RETURN_IF_ERROR(reader->ReadRows(index, {row, end}, buffer));
+    TORPOR_RETURN_IF_ERROR(sequence->ImportRows(index, row, buffer));
+    bytes += buffer.size();
+  }
+  return bytes;
+}
+
 absl::StatusOr<uint64_t> LoadCompactRows(
     const ModelLayout& layout, uint64_t n_tokens, CompactKvReader* reader,
     Sequence* sequence, const std::function<bool()>& cancelled) {
   uint64_t bytes = 0;
-  std::vector<uint8_t> buffer;
   for (const uint32_t index : layout.CompactSlots()) {
-    const Slot& slot = layout.slots[index];
-    const uint64_t n_rows = n_tokens / slot.tokens_per_row;
-    for (uint64_t row = 0; row < n_rows; row += kRowsPerRead) {
-      if (cancelled && cancelled()) {
-        return absl::CancelledError("load compact rows: cancelled");
-      }
-      const uint64_t end = std::min(n_rows, row + kRowsPerRead);
-      buffer.resize((end - row) * slot.row_bytes);
-      TORPOR_RETURN_IF_ERROR(reader->ReadRows(index, {row, end}, buffer));
-      TORPOR_RETURN_IF_ERROR(sequence->ImportRows(index, row, buffer));
-      bytes += buffer.size();
-    }
+    TORPOR_ASSIGN_OR_RETURN(
+        const uint64_t slot_bytes,
+        LoadSlotRows(layout, index, n_tokens, reader, sequence, cancelled));
+    bytes += slot_bytes;
   }
   return bytes;
 }

@@ -99,8 +99,14 @@ absl::StatusOr<WindowState> ExportWindow(const ModelLayout& layout,
 // Puts a window back.
 absl::Status ImportWindow(const WindowState& window, Sequence* sequence);
 
-// Copies the compact rows of [0, n_tokens) into a sequence, slot by slot.
-// Returns the bytes read.
+// Copies the rows of one compact slot, those of tokens [0, n_tokens), into a
+// sequence. Returns the bytes read; kCancelled.
+absl::StatusOr<uint64_t> LoadSlotRows(const ModelLayout& layout, uint32_t slot,
+                                      uint64_t n_tokens,
+                                      CompactKvReader* reader,
+                                      Sequence* sequence,
+                                      const std::function<bool()>& cancelled);
+// The same for every compact slot, in order.
 absl::StatusOr<uint64_t> LoadCompactRows(
     const ModelLayout& layout, uint64_t n_tokens, CompactKvReader* reader,
     Sequence* sequence, const std::function<bool()>& cancelled);

@@ -108,6 +108,9 @@ class Gemma3Model final : public Model {
       if (options.cancelled && options.cancelled()) {
         return absl::CancelledError("forward: cancelled");
       }
+      if (options.before_layer) {
+        TORPOR_RETURN_IF_ERROR(options.before_layer(l));
+      }
       if (options.on_layer_input) {
         for (size_t s = 0; s < batch.n_segments(); ++s) {
           const RowRun run = batch.Input(l, s);

@@ -2,6 +2,7 @@
 
 #include "kernels/gemm.h"
 
+#include <algorithm>
 #include <cassert>
 #include <new>
 
@@ -12,6 +13,8 @@ constexpr std::align_val_t kAlign{64};
 
 float Value(Bf16 v) { return ToFloat(v); }
 float Value(float v) { return v; }
+Bf16 Rounded(Bf16 v) { return v; }
+Bf16 Rounded(float v) { return ToBf16(v); }
 
 // Where element (row n, column k) of b stands in a packed matrix.
 size_t PackedIndex(int64_t n, int64_t k, int64_t k_total, DType dtype) {
@@ -50,16 +53,26 @@ PackedMatrix PackedMatrix::Empty(int64_t n, int64_t k, DType dtype) {
 template <typename Source>
 void PackedMatrix::SetRows(int64_t first_row, const Source* b, int64_t n_rows) {
   assert(first_row + n_rows <= n_);
-  for (int64_t n = 0; n < n_rows; ++n) {
-    for (int64_t k = 0; k < k_; ++k) {
-      const float v = Value(b[n * k_ + k]);
-      const size_t i = PackedIndex(first_row + n, k, k_, dtype_);
-      if (dtype_ == DType::kBf16) {
-        reinterpret_cast<Bf16*>(data_.get())[i] = ToBf16(v);
-      } else {
-        reinterpret_cast<float*>(data_.get())[i] = v;
+  // The rows of one group together: a step of k is then one cache line.
+  for (int64_t n = 0; n < n_rows;) {
+    const int64_t group = (first_row + n) / kGemmGroup;
+    const int64_t end = std::min(n_rows, (group + 1) * kGemmGroup - first_row);
+    for (int64_t k = 0; k < k_; k += 2) {
+      for (int64_t row = n; row < end; ++row) {
+        const size_t i = PackedIndex(first_row + row, k, k_, dtype_);
+        const Source* from = b + row * k_ + k;
+        if (dtype_ == DType::kBf16) {
+          auto* out = reinterpret_cast<Bf16*>(data_.get()) + i;
+          out[0] = Rounded(from[0]);
+          out[1] = Rounded(from[1]);
+        } else {
+          auto* out = reinterpret_cast<float*>(data_.get()) + i;
+          out[0] = Value(from[0]);
+          out[kGemmGroup] = Value(from[1]);
+        }
       }
     }
+    n = end;
   }
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Child processes that the demo starts, reads and kills. One thread uses a
+// Child processes that benchmarks start, read and kill. One thread uses a
 // Process; a child that still runs when its Process goes is killed.
 
-#ifndef TORPOR_BENCH_DEMO_PROCESS_H_
-#define TORPOR_BENCH_DEMO_PROCESS_H_
+#ifndef TORPOR_BENCH_PROCESS_H_
+#define TORPOR_BENCH_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -52,4 +52,4 @@ class Process {
 
 }  // namespace torpor::bench
 
-#endif  // TORPOR_BENCH_DEMO_PROCESS_H_
+#endif  // TORPOR_BENCH_PROCESS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "bench/demo/process.h"
+#include "bench/process.h"
 
 #include <fcntl.h>
 #include <signal.h>

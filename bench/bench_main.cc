@@ -19,6 +19,8 @@
 #include "base/status.h"
 #include "bench/command.h"
 #include "bench/machine.h"
+#include "bench/rig.h"
+#include "bench/store_limits.h"
 
 namespace torpor::bench {
 namespace {
@@ -27,6 +29,8 @@ namespace {
 constexpr std::array kCommands = {
     Command{"store", "The store against the disk and memory below it",
             AddStoreCommand},
+    Command{"rig", "Sessions of any layout that sleep and wake at once",
+            AddRigCommand},
 };
 
 struct Flags {

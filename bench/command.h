@@ -54,8 +54,6 @@ struct Command {
   RunBenchmark (*add)(CLI::App* app, const Common* common);
 };
 
-RunBenchmark AddStoreCommand(CLI::App* app, const Common* common);
-
 // A new directory in `parent`, removed with all that is in it at the end.
 class Scratch {
  public:

@@ -65,6 +65,14 @@ Process& Process::operator=(Process&& other) noexcept {
   return *this;
 }
 
+bool Process::Runs() const {
+  siginfo_t info{};
+  return running() &&
+         waitid(P_PID, static_cast<id_t>(pid_), &info,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == 0;
+}
+
 absl::StatusOr<std::string> Process::ReadJson() {
   std::string text;
   std::array<char, 65'536> buffer{};

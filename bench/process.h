@@ -29,6 +29,9 @@ class Process {
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] bool running() const { return pid_ > 0; }
 
+  // False when it has ended by itself; Wait says how.
+  [[nodiscard]] bool Runs() const;
+
   // Its stdout up to the end of the first JSON document; the child may go on.
   // kAborted, with the end of its log, when it ends without one.
   absl::StatusOr<std::string> ReadJson();

@@ -20,6 +20,7 @@
 #include "bench/command.h"
 #include "bench/machine.h"
 #include "bench/rig.h"
+#include "bench/scale.h"
 #include "bench/store_limits.h"
 
 namespace torpor::bench {
@@ -31,6 +32,7 @@ constexpr std::array kCommands = {
             AddStoreCommand},
     Command{"rig", "Sessions of any layout that sleep and wake at once",
             AddRigCommand},
+    Command{"scale", "One session among 100 to 100,000", AddScaleCommand},
 };
 
 struct Flags {

@@ -19,6 +19,8 @@
 #include "base/status.h"
 #include "bench/command.h"
 #include "bench/machine.h"
+#include "bench/replay_speed.h"
+#include "bench/resume.h"
 #include "bench/rig.h"
 #include "bench/scale.h"
 #include "bench/store_limits.h"
@@ -33,6 +35,10 @@ constexpr std::array kCommands = {
     Command{"rig", "Sessions of any layout that sleep and wake at once",
             AddRigCommand},
     Command{"scale", "One session among 100 to 100,000", AddScaleCommand},
+    Command{"resume", "From a sleeping session to its next token, every mode",
+            AddResumeCommand},
+    Command{"replay", "Replay alone, in process, against a prefill",
+            AddReplayCommand},
 };
 
 struct Flags {

@@ -8,17 +8,25 @@
 #include "bench/table.h"
 
 namespace torpor::bench {
+namespace {
+
+// "-" for a ratio that is only shown.
+std::string MustText(const LimitRow& row) {
+  if (row.at_least && row.must == 0) return "-";
+  return absl::StrFormat("%s %.3g", row.at_least ? ">=" : "<=", row.must);
+}
+
+}  // namespace
 
 std::string LimitTable(const std::vector<LimitRow>& rows) {
   std::vector<std::vector<std::string>> table = {
       {"", "measured", "limit", "of", "ratio", "must", "holds"}};
   for (const LimitRow& row : rows) {
-    table.push_back(
-        {row.what, absl::StrFormat("%.4g %s", row.measured, row.unit),
-         absl::StrFormat("%.4g %s", row.limit, row.unit), row.limit_name,
-         absl::StrFormat("%.3f", row.ratio()),
-         absl::StrFormat("%s %.3g", row.at_least ? ">=" : "<=", row.must),
-         row.holds() ? "yes" : "NO"});
+    table.push_back({row.what,
+                     absl::StrFormat("%.4g %s", row.measured, row.unit),
+                     absl::StrFormat("%.4g %s", row.limit, row.unit),
+                     row.limit_name, absl::StrFormat("%.3f", row.ratio()),
+                     MustText(row), row.holds() ? "yes" : "NO"});
   }
   return AlignedTable(table);
 }
@@ -46,8 +54,7 @@ BarPlot LimitsPlot(const std::vector<LimitRow>& rows) {
         {row.what,
          {{row.ratio(), absl::StrFormat("%.3f%s", row.ratio(),
                                         row.holds() ? "" : " DOES NOT HOLD")},
-          {row.must,
-           absl::StrFormat("%s %.3g", row.at_least ? ">=" : "<=", row.must)}}});
+          {row.must, MustText(row)}}});
   }
   return plot;
 }

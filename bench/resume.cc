@@ -70,6 +70,7 @@ class Resume {
     for (const std::string& variant : options_.variants) {
       TORPOR_RETURN_IF_ERROR(Time(variant));
     }
+    client_.reset();
     TORPOR_RETURN_IF_ERROR(daemon_->Stop());
     return std::move(result_);
   }

@@ -277,6 +277,8 @@ class Rig {
         "started again in %.0f ms: %d acknowledged versions are there, %d read "
         "to the last byte",
         crash.restart_ms, options_.n_sessions, n_read));
+    // A drain waits a little for clients that are connected.
+    pool_.reset();
     return daemon_->Stop();
   }
 

@@ -85,9 +85,15 @@ class Node {
     return Describe(draw(), &(*out)["describe"]);
   }
 
+  // A drain waits a little for clients that are connected.
+  absl::Status Stop() {
+    pool_.reset();
+    return daemon_.Stop();
+  }
+
   // Stops and starts again; milliseconds until it serves.
   absl::StatusOr<double> RestartMs(bool cold) {
-    TORPOR_RETURN_IF_ERROR(daemon_.Stop());
+    TORPOR_RETURN_IF_ERROR(Stop());
     if (cold) TORPOR_RETURN_IF_ERROR(DropPageCache(daemon_.data_dir()));
     const SteadyClock::time_point begin = SteadyClock::now();
     TORPOR_RETURN_IF_ERROR(daemon_.Restart());
@@ -262,8 +268,8 @@ absl::StatusOr<ScaleResult> RunScale(const ScaleOptions& options,
                                    small.get(), large.get(), &step));
     result.steps.push_back(std::move(step));
   }
-  TORPOR_RETURN_IF_ERROR(small->daemon().Stop());
-  TORPOR_RETURN_IF_ERROR(large->daemon().Stop());
+  TORPOR_RETURN_IF_ERROR(small->Stop());
+  TORPOR_RETURN_IF_ERROR(large->Stop());
   return result;
 }
 

@@ -1,55 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// torpor-bench: what was measured, what bounds it, the ratio, and whether it
-// holds. Exits non-zero when a row does not.
+// torpor-bench: `torpor bench` runs it. Results go to the terminal, and with
+// --out as JSON and SVG into a directory. Exits non-zero when something that
+// must hold does not.
 
+#include <signal.h>
 #include <sodium.h>
-#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "bench/command.h"
 #include "bench/machine.h"
+#include "bench/replay_speed.h"
+#include "bench/resume.h"
+#include "bench/rig.h"
+#include "bench/scale.h"
 #include "bench/store_limits.h"
-#include "bench/table.h"
 
 namespace torpor::bench {
 namespace {
 
-std::string Table(const std::vector<LimitRow>& rows) {
-  std::vector<std::vector<std::string>> table = {
-      {"", "measured", "limit", "of", "ratio", "must", "holds"}};
-  for (const LimitRow& row : rows) {
-    table.push_back(
-        {row.what, absl::StrFormat("%.4g %s", row.measured, row.unit),
-         absl::StrFormat("%.4g %s", row.limit, row.unit), row.limit_name,
-         absl::StrFormat("%.3f", row.ratio()),
-         absl::StrFormat("%s %.3g", row.at_least ? ">=" : "<=", row.must),
-         row.holds() ? "yes" : "NO"});
-  }
-  return AlignedTable(table);
+// `torpor-bench --help` lists them in this order.
+constexpr std::array kCommands = {
+    Command{"store", "The store against the disk and memory below it",
+            AddStoreCommand},
+    Command{"rig", "Sessions of any layout that sleep and wake at once",
+            AddRigCommand},
+    Command{"scale", "One session among 100 to 100,000", AddScaleCommand},
+    Command{"resume", "From a sleeping session to its next token, every mode",
+            AddResumeCommand},
+    Command{"replay", "Replay alone, in process, against a prefill",
+            AddReplayCommand},
+};
+
+struct Flags {
+  Common common;
+  std::string out_dir;
+  std::string commit = "unknown";
+  bool json = false;
+  // The command line, for the results to name.
+  std::vector<std::string> words;
+};
+
+absl::Status Write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text << std::flush;
+  if (out) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("write %s: failed", path.string()));
 }
 
-std::string Json(const std::vector<LimitRow>& rows, const Machine& machine) {
-  nlohmann::json out = {{"machine", ToJson(machine)},
-                        {"rows", nlohmann::json::array()}};
-  for (const LimitRow& row : rows) {
-    out["rows"].push_back({{"what", row.what},
-                           {"measured", row.measured},
-                           {"limit", row.limit},
-                           {"unit", row.unit},
-                           {"limit_is", row.limit_name},
-                           {"ratio", row.ratio()},
-                           {"must", row.must},
-                           {"must_be", row.at_least ? "at least" : "at most"},
-                           {"holds", row.holds()}});
+absl::Status Publish(const Command& command, const Flags& flags,
+                     const Machine& machine, Result result) {
+  result.json["benchmark"] = command.name;
+  result.json["machine"] = ToJson(machine);
+  result.json["flags"] = flags.words;
+  result.json["seed"] = flags.common.seed;
+  result.json["holds"] = result.holds;
+  const std::string json = result.json.dump(2) + "\n";
+  std::cout << (flags.json ? json : "\n" + result.text) << std::flush;
+  if (flags.out_dir.empty()) return absl::OkStatus();
+  const std::filesystem::path dir = flags.out_dir;
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  const std::string name = command.name;
+  TORPOR_RETURN_IF_ERROR(Write(dir / (name + ".json"), json));
+  TORPOR_RETURN_IF_ERROR(
+      Write(dir / (name + ".svg"),
+            result.page.Render(absl::StrFormat(
+                "%s, %d processors; commit %s; seed %d", machine.processor,
+                machine.n_processors, machine.commit, flags.common.seed))));
+  if (!flags.json) {
+    std::cout << absl::StrFormat("Written: %s and %s.svg\n",
+                                 (dir / (name + ".json")).string(), name);
   }
-  return out.dump(2) + "\n";
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RunOne(const Command& command, const Flags& flags,
+                            const RunBenchmark& run) {
+  // As it is before the run loads it.
+  const Machine machine = ThisMachine(flags.commit);
+  TORPOR_ASSIGN_OR_RETURN(Result result, run());
+  const bool holds = result.holds;
+  TORPOR_RETURN_IF_ERROR(Publish(command, flags, machine, std::move(result)));
+  return holds;
+}
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  Common& common = flags->common;
+  common.dir = std::filesystem::temp_directory_path().string();
+  std::error_code error;
+  common.bin_dir = std::filesystem::read_symlink("/proc/self/exe", error)
+                       .parent_path()
+                       .string();
+  common.say = [](const std::string& line) {
+    std::cerr << "  " << line << std::endl;
+  };
+  app->add_option("--dir", common.dir, "On the disk to measure")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  app->add_option("--out", flags->out_dir, "Directory for JSON and SVG");
+  app->add_flag("--json", flags->json, "JSON instead of tables");
+  app->add_option("--seed", common.seed, "Of made-up tokens, rows and times")
+      ->capture_default_str();
+  app->add_option("--commit", flags->commit, "Named in the results");
+  app->add_option("--bin", common.bin_dir, "Holds torpord")
+      ->capture_default_str();
+}
+
+// CLI11 lets "-1" wrap to the largest number.
+void RefuseNegativeCounts(CLI::App* command) {
+  for (CLI::Option* option : command->get_options()) {
+    if (option->get_type_name() == "UINT") {
+      option->check(CLI::NonNegativeNumber);
+    }
+  }
 }
 
 int Main(int argc, char** argv) {
@@ -57,53 +132,44 @@ int Main(int argc, char** argv) {
     std::cerr << "torpor-bench: libsodium does not start\n";
     return 1;
   }
-  StoreLimitsOptions options;
-  std::string parent = std::filesystem::temp_directory_path().string();
-  std::string out_file;
-  std::string commit = "unknown";
-  CLI::App app{"Measures the store against the disk and memory below it"};
-  app.add_option("--dir", parent, "On the disk to measure")
-      ->check(CLI::ExistingDirectory)
-      ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "Interleaved rounds")
-      ->check(CLI::Range(1, 1001))
-      ->capture_default_str();
-  app.add_option("--out", out_file, "JSON file for the results");
-  app.add_option("--commit", commit, "Named in the results");
+  // A daemon that was killed must not take us with it.
+  signal(SIGPIPE, SIG_IGN);
+  Flags flags;
+  flags.words.assign(argv + 1, argv + argc);
+  CLI::App app{"Measures Torpor; every benchmark verifies before it times"};
+  // One is required; asked for below, so that an unknown one is named.
+  app.require_subcommand(0, 1);
+  app.fallthrough();
+  AddFlags(&app, &flags);
+  std::map<const CLI::App*, std::pair<Command, RunBenchmark>> runs;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.help);
+    runs[sub] = {command, command.add(sub, &flags.common)};
+    RefuseNegativeCounts(sub);
+  }
   CLI11_PARSE(app, argc, argv);
-
-  std::string directory = parent + "/torpor-bench-XXXXXX";
-  if (mkdtemp(directory.data()) == nullptr) {
-    std::cerr << absl::StrFormat("torpor-bench: no directory under %s\n",
-                                 parent);
+  if (app.get_subcommands().empty()) {
+    std::cerr << "torpor-bench: wanted a subcommand; --help lists them\n";
     return 1;
   }
-  options.directory = directory;
-  const absl::StatusOr<std::vector<LimitRow>> rows = MeasureStore(options);
-  std::error_code ignored;
-  std::filesystem::remove_all(directory, ignored);
-  if (!rows.ok()) {
-    std::cerr << absl::StrFormat("torpor-bench: %s\n",
-                                 rows.status().ToString());
+  const auto& [command, run] = runs.at(app.get_subcommands().front());
+  const absl::StatusOr<bool> holds = RunOne(command, flags, run);
+  if (!holds.ok()) {
+    std::cerr << absl::StrFormat(
+        "torpor-bench %s: %s: %s\n", command.name,
+        absl::StatusCodeToString(holds.status().code()),
+        std::string(holds.status().message()));
     return 1;
   }
-  std::cout << Table(*rows);
-  if (!out_file.empty()) {
-    std::ofstream out(out_file);
-    out << Json(*rows, ThisMachine(commit)) << std::flush;
-    if (!out) {
-      std::cerr << absl::StrFormat("torpor-bench: write %s: failed\n",
-                                   out_file);
-      return 1;
-    }
-  }
-  return std::all_of(rows->begin(), rows->end(),
-                     [](const LimitRow& row) { return row.holds(); })
-             ? 0
-             : 1;
+  return *holds ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace torpor::bench
 
-int main(int argc, char** argv) { return torpor::bench::Main(argc, argv); }
+int main(int argc, char** argv) {
+  const int code = torpor::bench::Main(argc, argv);
+  // Everything of ours is gone and written. gRPC's static destructors would
+  // wait up to 10 s for a connection to a daemon that was killed.
+  std::quick_exit(code);
+}

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One row of the benchmark's table: what was measured against what bounds it,
-// both sides in one run.
+// One row of a benchmark's table: what was measured against what bounds it,
+// both sides in one run. And what benchmarks do with times.
 
 #ifndef TORPOR_BENCH_LIMIT_ROW_H_
 #define TORPOR_BENCH_LIMIT_ROW_H_
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "bench/svg.h"
 
 namespace torpor::bench {
 
@@ -31,6 +34,12 @@ struct LimitRow {
     return at_least ? ratio() >= must : ratio() <= must;
   }
 };
+
+std::string LimitTable(const std::vector<LimitRow>& rows);
+nlohmann::json LimitsJson(const std::vector<LimitRow>& rows);
+// Ratios beside what they must be.
+BarPlot LimitsPlot(const std::vector<LimitRow>& rows);
+bool AllHold(const std::vector<LimitRow>& rows);
 
 inline double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());

@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "base/hash.h"
 #include "base/status.h"
+#include "bench/command.h"
 #include "store/lmdb_session_store.h"
 
 namespace torpor::bench {
@@ -317,6 +318,26 @@ absl::StatusOr<std::vector<LimitRow>> MeasureStore(
   TORPOR_ASSIGN_OR_RETURN(row, HotRead(store.get(), options));
   rows.push_back(row);
   return rows;
+}
+
+RunBenchmark AddStoreCommand(CLI::App* app, const Common* common) {
+  auto options = std::make_shared<StoreLimitsOptions>();
+  app->add_option("--rounds", options->rounds, "Interleaved rounds")
+      ->check(CLI::Range(1, 1001))
+      ->capture_default_str();
+  return [options, common]() -> absl::StatusOr<Result> {
+    TORPOR_ASSIGN_OR_RETURN(const Scratch scratch, Scratch::Make(common->dir));
+    options->directory = scratch.path();
+    TORPOR_ASSIGN_OR_RETURN(const std::vector<LimitRow> rows,
+                            MeasureStore(*options));
+    Result result;
+    result.json["rows"] = LimitsJson(rows);
+    result.text = LimitTable(rows);
+    result.page = SvgPage("The store against what is below it");
+    result.page.Add(LimitsPlot(rows));
+    result.holds = AllHold(rows);
+    return result;
+  };
 }
 
 }  // namespace torpor::bench

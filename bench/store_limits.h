@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/command.h"
 #include "bench/limit_row.h"
 
 namespace torpor::bench {
@@ -25,6 +26,8 @@ struct StoreLimitsOptions {
 // kDataLoss when what comes back is not what went in.
 absl::StatusOr<std::vector<LimitRow>> MeasureStore(
     const StoreLimitsOptions& options);
+
+RunBenchmark AddStoreCommand(CLI::App* app, const Common* common);
 
 }  // namespace torpor::bench
 

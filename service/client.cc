@@ -147,7 +147,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
     text << in.rdbuf();
     credentials = grpc::SslCredentials({.pem_root_certs = text.str()});
   }
-  client->channel_ = grpc::CreateChannel(options.address, credentials);
+  grpc::ChannelArguments arguments;
+  if (options.own_connection) {
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  }
+  client->channel_ =
+      grpc::CreateCustomChannel(options.address, credentials, arguments);
   const auto deadline =
       std::chrono::system_clock::now() + std::chrono::seconds(5);
   if (!client->channel_->WaitForConnected(deadline)) {
@@ -271,6 +276,28 @@ absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
   if (!taken.ok()) return taken;
   if (!status.ok()) return FromGrpcStatus(status);
   return answer;
+}
+
+absl::StatusOr<uint64_t> Client::LookupPrefix(
+    const std::string& model, const v1::Fingerprint& fingerprint,
+    std::span<const uint32_t> ids) {
+  const auto context = Context();
+  v1::LookupPrefixResponse response;
+  const auto writer = sessions_->LookupPrefix(context.get(), &response);
+  v1::LookupPrefixRequest message;
+  message.mutable_header()->set_model(model);
+  *message.mutable_header()->mutable_fingerprint() = fingerprint;
+  // A failed write ends the call: its status tells why.
+  bool writing = writer->Write(message);
+  for (size_t at = 0; writing && at < ids.size(); at += kIdsPerMessage) {
+    *message.mutable_tokens() =
+        ChunkOf(ids.subspan(at, std::min(kIdsPerMessage, ids.size() - at)));
+    writing = writer->Write(message);
+  }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response.hit_len();
 }
 
 }  // namespace torpor::service

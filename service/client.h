@@ -31,6 +31,8 @@ struct ClientOptions {
   std::string token;
   // PEM file of the CA to trust; empty = no TLS.
   std::string tls_ca;
+  // A connection that no other client of this process shares.
+  bool own_connection = false;
   // Of unary calls and of a whole stream.
   std::chrono::milliseconds timeout{600'000};
 };
@@ -88,6 +90,10 @@ class Client {
 
   absl::StatusOr<v1::SuspendReceipt> Suspend(const SuspendCall& call);
   absl::StatusOr<ResumeAnswer> Resume(const ResumeCall& call);
+  // How many of these tokens are stored; 0 is an answer.
+  absl::StatusOr<uint64_t> LookupPrefix(const std::string& model,
+                                        const v1::Fingerprint& fingerprint,
+                                        std::span<const uint32_t> ids);
 
   v1::SessionService::Stub& sessions() { return *sessions_; }
   v1::ModelService::Stub& models() { return *models_; }

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "bench/demo/process.h"
 #include "bench/limit_row.h"
+#include "bench/process.h"
 #include "kernels/isa.h"
 #include "replay/families.h"
 #include "service/cli/context.h"

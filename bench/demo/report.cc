@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "bench/svg.h"
 #include "bench/table.h"
 #include "service/cli/context.h"
 
@@ -17,28 +18,24 @@ namespace {
 using nlohmann::json;
 using service::cli::Bytes;
 
-struct Bar {
-  std::string label;
-  double value = 0;
-  std::string text;
-};
-
 std::string Ms(double ms) {
   return absl::StrFormat(ms < 100 ? "%.1f" : "%.0f", ms);
 }
 
-std::vector<Bar> TimeBars(const DemoResult& result) {
-  std::vector<Bar> bars;
+std::vector<BarGroup> TimeBars(const DemoResult& result) {
+  std::vector<BarGroup> bars;
   for (const Wake& wake : result.wakes) {
-    bars.push_back({wake.name, wake.times.to_next_token,
-                    Ms(wake.times.to_next_token) + " ms"});
+    bars.push_back(
+        {wake.name,
+         {{wake.times.to_next_token, Ms(wake.times.to_next_token) + " ms"}}});
   }
   return bars;
 }
 
-std::vector<Bar> ByteBars(const Stored& s) {
+std::vector<BarGroup> ByteBars(const Stored& s) {
   const auto bar = [](std::string label, uint64_t bytes) {
-    return Bar{std::move(label), static_cast<double>(bytes), Bytes(bytes)};
+    return BarGroup{std::move(label),
+                    {{static_cast<double>(bytes), Bytes(bytes)}}};
   };
   return {bar("every window row kept", s.every_window_row_bytes),
           bar("one snapshot per turn", s.snapshot_per_turn_bytes),
@@ -46,22 +43,23 @@ std::vector<Bar> ByteBars(const Stored& s) {
           bar("Torpor, as stored", s.stored_bytes)};
 }
 
-std::string TextBars(const std::vector<Bar>& bars) {
+std::string TextBars(const std::vector<BarGroup>& bars) {
   constexpr double kWidth = 48;
   double max = 0;
   size_t label = 0;
-  for (const Bar& bar : bars) {
-    max = std::max(max, bar.value);
-    label = std::max(label, bar.label.size());
+  for (const BarGroup& group : bars) {
+    max = std::max(max, group.bars.front().value);
+    label = std::max(label, group.label.size());
   }
   std::string out;
-  for (const Bar& bar : bars) {
+  for (const BarGroup& group : bars) {
+    const Bar& bar = group.bars.front();
     const int cells =
         max == 0 ? 0 : std::max(1, static_cast<int>(bar.value / max * kWidth));
     std::string line;
     for (int i = 0; i < cells; ++i) line += "█";
     out += absl::StrFormat("  %-*s  %s %s\n", static_cast<int>(label),
-                           bar.label, line, bar.text);
+                           group.label, line, bar.text);
   }
   return out;
 }
@@ -115,29 +113,6 @@ json WakeJson(const Wake& w) {
           {"logits_bit_equal", d.same_bits},
           {"logits_max_abs_difference", d.max_abs},
           {"mean_kl_nats", d.mean_kl}};
-}
-
-std::string SvgBars(const std::string& title, const std::vector<Bar>& bars,
-                    int top) {
-  constexpr int kLeft = 190;
-  constexpr double kWidth = 400;
-  constexpr int kStep = 26;
-  double max = 0;
-  for (const Bar& bar : bars) max = std::max(max, bar.value);
-  std::string out = absl::StrFormat(
-      "<text x=\"20\" y=\"%d\" font-weight=\"bold\">%s</text>\n", top, title);
-  for (size_t i = 0; i < bars.size(); ++i) {
-    const int y = top + 12 + static_cast<int>(i) * kStep;
-    const double width =
-        max == 0 ? 0 : std::max(1.0, bars[i].value / max * kWidth);
-    out += absl::StrFormat(
-        "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>"
-        "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"18\" "
-        "fill=\"#3b7dd8\"/><text x=\"%.1f\" y=\"%d\">%s</text>\n",
-        kLeft - 8, y + 14, bars[i].label, kLeft, y, width, kLeft + width + 8,
-        y + 14, bars[i].text);
-  }
-  return out;
 }
 
 std::string ModelText(const DemoResult& result) {
@@ -236,20 +211,12 @@ std::string JsonReport(const DemoResult& result, const Machine& machine) {
 }
 
 std::string SvgReport(const DemoResult& result, const Machine& machine) {
-  std::string out =
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"760\" height=\"360\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n"
-      "<rect width=\"760\" height=\"360\" fill=\"white\"/>\n";
-  out += absl::StrFormat("<text x=\"20\" y=\"28\" font-size=\"15\">%s</text>\n",
-                         ModelText(result));
-  out += SvgBars("Time to next token", TimeBars(result), 64);
-  out += SvgBars("Bytes stored", ByteBars(result.stored), 206);
-  out += absl::StrFormat(
-      "<text x=\"20\" y=\"344\" fill=\"#666\">%s, %d processors; %s</text>\n"
-      "</svg>\n",
-      machine.processor, machine.n_processors,
-      result.holds() ? "exact == never slept" : "EXACT DID NOT HOLD");
-  return out;
+  SvgPage page(ModelText(result));
+  page.Add(BarPlot{"Time to next token", {}, TimeBars(result)});
+  page.Add(BarPlot{"Bytes stored", {}, ByteBars(result.stored)});
+  return page.Render(absl::StrFormat(
+      "%s, %d processors; %s", machine.processor, machine.n_processors,
+      result.holds() ? "exact == never slept" : "EXACT DID NOT HOLD"));
 }
 
 }  // namespace torpor::bench

@@ -42,6 +42,7 @@ void AddRunCommand(CLI::App* app, Context* context, Run* run);
 void AddSessionCommands(CLI::App* app, Context* context, Run* run);
 void AddExplainCommand(CLI::App* app, Context* context, Run* run);
 void AddAdminCommands(CLI::App* app, Context* context, Run* run);
+void AddBenchCommand(CLI::App* app, Context* context, Run* run);
 void AddCompletionCommand(CLI::App* app, Run* run);
 
 // ---- output

@@ -82,6 +82,7 @@ int Main(int argc, char** argv) {
   AddExplainCommand(&app, &context, &run);
   AddAdminCommands(&app, &context, &run);
   AddDumpCommand(&app, &context, &run);
+  AddBenchCommand(&app, &context, &run);
   AddCompletionCommand(&app, &run);
   RefuseNegativeCounts(&app);
   CLI11_PARSE(app, argc, argv);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Child processes that the demo starts, reads and kills. One thread uses a
+// Child processes that benchmarks start, read and kill. One thread uses a
 // Process; a child that still runs when its Process goes is killed.
 
-#ifndef TORPOR_BENCH_DEMO_PROCESS_H_
-#define TORPOR_BENCH_DEMO_PROCESS_H_
+#ifndef TORPOR_BENCH_PROCESS_H_
+#define TORPOR_BENCH_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -29,6 +29,9 @@ class Process {
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] bool running() const { return pid_ > 0; }
 
+  // False when it has ended by itself; Wait says how.
+  [[nodiscard]] bool Runs() const;
+
   // Its stdout up to the end of the first JSON document; the child may go on.
   // kAborted, with the end of its log, when it ends without one.
   absl::StatusOr<std::string> ReadJson();
@@ -52,4 +55,4 @@ class Process {
 
 }  // namespace torpor::bench
 
-#endif  // TORPOR_BENCH_DEMO_PROCESS_H_
+#endif  // TORPOR_BENCH_PROCESS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "bench/demo/process.h"
+#include "bench/process.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -63,6 +63,14 @@ Process& Process::operator=(Process&& other) noexcept {
   name_ = std::move(other.name_);
   log_ = std::move(other.log_);
   return *this;
+}
+
+bool Process::Runs() const {
+  siginfo_t info{};
+  return running() &&
+         waitid(P_PID, static_cast<id_t>(pid_), &info,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == 0;
 }
 
 absl::StatusOr<std::string> Process::ReadJson() {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bench/limit_row.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "bench/table.h"
+
+namespace torpor::bench {
+namespace {
+
+// "-" for a ratio that is only shown.
+std::string MustText(const LimitRow& row) {
+  if (row.at_least && row.must == 0) return "-";
+  return absl::StrFormat("%s %.3g", row.at_least ? ">=" : "<=", row.must);
+}
+
+}  // namespace
+
+std::string LimitTable(const std::vector<LimitRow>& rows) {
+  std::vector<std::vector<std::string>> table = {
+      {"", "measured", "limit", "of", "ratio", "must", "holds"}};
+  for (const LimitRow& row : rows) {
+    table.push_back({row.what,
+                     absl::StrFormat("%.4g %s", row.measured, row.unit),
+                     absl::StrFormat("%.4g %s", row.limit, row.unit),
+                     row.limit_name, absl::StrFormat("%.3f", row.ratio()),
+                     MustText(row), row.holds() ? "yes" : "NO"});
+  }
+  return AlignedTable(table);
+}
+
+nlohmann::json LimitsJson(const std::vector<LimitRow>& rows) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const LimitRow& row : rows) {
+    out.push_back({{"what", row.what},
+                   {"measured", row.measured},
+                   {"limit", row.limit},
+                   {"unit", row.unit},
+                   {"limit_is", row.limit_name},
+                   {"ratio", row.ratio()},
+                   {"must", row.must},
+                   {"must_be", row.at_least ? "at least" : "at most"},
+                   {"holds", row.holds()}});
+  }
+  return out;
+}
+
+BarPlot LimitsPlot(const std::vector<LimitRow>& rows) {
+  BarPlot plot{"Measured / limit", {"ratio", "must be"}, {}};
+  for (const LimitRow& row : rows) {
+    plot.groups.push_back(
+        {row.what,
+         {{row.ratio(), absl::StrFormat("%.3f%s", row.ratio(),
+                                        row.holds() ? "" : " DOES NOT HOLD")},
+          {row.must, MustText(row)}}});
+  }
+  return plot;
+}
+
+bool AllHold(const std::vector<LimitRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const LimitRow& row) { return row.holds(); });
+}
+
+}  // namespace torpor::bench

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The benchmarks at sizes that take no time: they must find what is wrong, and
+// say what they measured as JSON. Nothing here looks at a duration.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sodium.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "bench/replay_speed.h"
+#include "bench/resume.h"
+#include "bench/rig.h"
+#include "bench/rig_report.h"
+#include "bench/scale.h"
+#include "bench/scale_report.h"
+#include "bench/synthetic.h"
+#include "tests/e2e/process.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_dir.h"
+
+namespace torpor::bench {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class BenchTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_GE(sodium_init(), 0); }
+
+  Common ThisCommon() const {
+    Common common;
+    common.dir = dir_.path();
+    common.bin_dir =
+        std::filesystem::path(e2e::TorpordPath()).parent_path().string();
+    common.seed = 7;
+    return common;
+  }
+  static RigOptions SmallRig() {
+    RigOptions options;
+    options.layout = TinyLayout();
+    options.block_size = 16;
+    options.n_sessions = 8;
+    options.n_tokens = 40;
+    options.n_new_tokens = 5;
+    options.n_turns = 2;
+    options.n_clients = 4;
+    options.think = {"exponential", 1};
+    return options;
+  }
+  static EngineCases SmallModel() {
+    EngineCases cases;
+    cases.model_dir = std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8";
+    cases.engine.n_threads = 1;
+    cases.lengths = {20, 90};
+    cases.replay_tokens = {0, 12};
+    cases.repeats = 2;
+    return cases;
+  }
+
+  const testing::TempDir dir_;
+};
+
+TEST_F(BenchTest, RigFindsEveryAcknowledgedByteAfterTheCrash) {
+  const Common common = ThisCommon();
+  const RigOptions options = SmallRig();
+  ASSERT_OK_AND_ASSIGN(const RigResult result, RunRig(options, common));
+  EXPECT_EQ(result.first_suspend.size(), 8U);
+  EXPECT_EQ(result.resume.size(), 16U);
+  EXPECT_EQ(result.delta_suspend.size(), 16U);
+  // 64 B a token.
+  EXPECT_EQ(result.first.row_bytes_received, 8U * 40 * 64);
+  EXPECT_EQ(result.turns.row_bytes_received, 16U * 5 * 64);
+  EXPECT_EQ(result.turns.row_bytes_sent, 8U * (40 + 45) * 64);
+  EXPECT_GT(result.turns.commits, 0U);
+  EXPECT_GE(result.turns.written, result.turns.row_bytes_received);
+  EXPECT_GT(result.idle_bytes, 0U);
+  ASSERT_TRUE(result.crash.has_value());
+  EXPECT_GE(result.crash->acknowledged, 4U);
+  EXPECT_EQ(result.crash->sessions_read, 8U);
+  const Result report = ReportOf(options, result);
+  EXPECT_EQ(report.json["calls"]["resume"]["n"], 16);
+  EXPECT_THAT(report.text, HasSubstr("kill -9 after"));
+}
+
+TEST_F(BenchTest, RigTakesAnyKnownConfig) {
+  RigOptions options = SmallRig();
+  ASSERT_OK_AND_ASSIGN(
+      options.layout,
+      LayoutOf(std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8", "bf16"));
+  options.n_verified = 3;
+  ASSERT_OK_AND_ASSIGN(const RigResult result, RunRig(options, ThisCommon()));
+  EXPECT_EQ(result.crash->sessions_read, 3U);
+  // Rows in two slots, some of them pooled.
+  options.layout = PooledLayout();
+  options.block_size = 0;
+  EXPECT_OK(RunRig(options, ThisCommon()));
+}
+
+TEST_F(BenchTest, RigFindsOneWrongByte) {
+  RigOptions options = SmallRig();
+  options.wrong_session = 3;
+  const absl::Status status = RunRig(options, ThisCommon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bench/00000003"));
+}
+
+TEST_F(BenchTest, ScaleAsksBothDaemons) {
+  ScaleOptions options;
+  options.populations = {5, 120};
+  options.n_clients = 8;
+  options.n_samples = 4;
+  options.ttl_seconds = 3'600;
+  ASSERT_OK_AND_ASSIGN(const ScaleResult result,
+                       RunScale(options, ThisCommon()));
+  ASSERT_THAT(result.steps, SizeIs(2));
+  EXPECT_EQ(result.steps[1].created, 115U);
+  for (const std::string& kind : ScaleResult::Kinds()) {
+    EXPECT_EQ(result.steps[1].here.at(kind).size(), 4U) << kind;
+    EXPECT_EQ(result.steps[1].small.at(kind).size(), 4U) << kind;
+  }
+  const Result report = ReportOf(options, result);
+  EXPECT_THAT(report.json["populations"], SizeIs(2));
+  EXPECT_THAT(report.text, HasSubstr("describe p50"));
+}
+
+TEST_F(BenchTest, ScaleFindsOneWrongByte) {
+  ScaleOptions options;
+  options.populations = {2};
+  options.n_clients = 1;
+  options.n_samples = 30;
+  options.wrong_session = 1;
+  EXPECT_EQ(RunScale(options, ThisCommon()).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
+TEST_F(BenchTest, ResumeWakesTheSameBitsInEveryMode) {
+  ResumeOptions options;
+  options.cases = SmallModel();
+  // Dropping pages needs a disk below the temporary directory.
+  options.variants = {"hot", "killed"};
+  ASSERT_OK_AND_ASSIGN(const ResumeResult result,
+                       MeasureResume(options, ThisCommon()));
+  // Two lengths, bounded twice, exact, snapshot, cold.
+  ASSERT_THAT(result.cases, SizeIs(20));
+  for (const ResumeResult::Case& c : result.cases) {
+    EXPECT_EQ(c.to_next_token.size(), 2U);
+    if (c.mode.mode == replay::ReplayMode::kExact) {
+      EXPECT_TRUE(c.exact);
+      EXPECT_EQ(c.verdict, "EXACT");
+    }
+  }
+  EXPECT_THAT(result.Limits(), SizeIs(8));
+}
+
+TEST_F(BenchTest, ReplayRebuildsTheSameWindow) {
+  ReplaySpeedOptions options;
+  options.cases = SmallModel();
+  options.cases.modes = {"bounded", "exact"};
+  ASSERT_OK_AND_ASSIGN(const ReplaySpeedResult result,
+                       MeasureReplay(options, ThisCommon()));
+  ASSERT_THAT(result.cases, SizeIs(8));
+  for (const ReplaySpeedResult::Case& c : result.cases) {
+    EXPECT_EQ(c.exact, c.rows_different == 0) << c.mode.name;
+  }
+}
+
+TEST_F(BenchTest, RowsFollowFromTheirKeyAlone) {
+  std::vector<uint8_t> rows(10 * 68);
+  FillRows(5, 68, 3, rows);
+  EXPECT_OK(CheckRows(5, 68, 3, rows));
+  // Part of them, and the same rows again.
+  EXPECT_OK(CheckRows(5, 68, 4, std::span(rows).subspan(68, 136)));
+  EXPECT_FALSE(CheckRows(6, 68, 3, rows).ok());
+  EXPECT_FALSE(CheckRows(5, 68, 4, rows).ok());
+  for (const size_t at :
+       {size_t{0}, size_t{67}, size_t{200}, rows.size() - 1}) {
+    rows[at] ^= 1;
+    const absl::Status status = CheckRows(5, 68, 3, rows);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("row " + std::to_string(3 + at / 68) + " "));
+    rows[at] ^= 1;
+  }
+}
+
+TEST_F(BenchTest, QuantilesAreValuesThatWereSeen) {
+  Latencies latencies;
+  EXPECT_EQ(latencies.Quantile(0.5), 0);
+  for (int ms = 100; ms >= 1; --ms) latencies.Add(ms);
+  EXPECT_EQ(latencies.Quantile(0), 1);
+  EXPECT_EQ(latencies.Quantile(0.5), 50);
+  EXPECT_EQ(latencies.Quantile(0.99), 99);
+  EXPECT_EQ(latencies.Quantile(1), 100);
+}
+
+TEST_F(BenchTest, TorporBenchWritesWhatItMeasured) {
+  const std::string out = dir_.File("out");
+  const e2e::Finished run = e2e::RunToEnd({e2e::TorporPath(),
+                                           "bench",
+                                           "rig",
+                                           "--sessions",
+                                           "3",
+                                           "--tokens",
+                                           "40",
+                                           "--turns",
+                                           "1",
+                                           "--clients",
+                                           "2",
+                                           "--think",
+                                           "fixed",
+                                           "--think-ms",
+                                           "0",
+                                           "--dir",
+                                           dir_.path(),
+                                           "--out",
+                                           out,
+                                           "--commit",
+                                           "abc",
+                                           "--json"});
+  // Its limits may not hold at this size; what it says must be there.
+  const nlohmann::json json = nlohmann::json::parse(run.out, nullptr, false);
+  ASSERT_TRUE(json.is_object()) << run.err;
+  EXPECT_EQ(json["benchmark"], "rig");
+  EXPECT_EQ(json["machine"]["commit"], "abc");
+  EXPECT_EQ(json["seed"], 1);
+  EXPECT_EQ(json["flags"][0], "rig");
+  EXPECT_EQ(run.code, json["holds"].get<bool>() ? 0 : 1);
+  std::ifstream file(out + "/rig.json");
+  EXPECT_EQ(nlohmann::json::parse(file, nullptr, false), json);
+  std::stringstream svg;
+  svg << std::ifstream(out + "/rig.svg").rdbuf();
+  EXPECT_THAT(svg.str(), HasSubstr("</svg>"));
+}
+
+TEST_F(BenchTest, TorporBenchNamesWhatItDoesNotKnow) {
+  const e2e::Finished help =
+      e2e::RunToEnd({e2e::TorporPath(), "bench", "--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* name : {"store", "rig", "scale", "resume", "replay"}) {
+    EXPECT_THAT(help.out, HasSubstr(name));
+  }
+  const e2e::Finished unknown =
+      e2e::RunToEnd({e2e::TorporPath(), "bench", "nothing"});
+  EXPECT_NE(unknown.code, 0);
+  EXPECT_THAT(unknown.err + unknown.out, HasSubstr("nothing"));
+  const e2e::Finished server =
+      e2e::RunToEnd({e2e::TorporPath(), "bench", "rig", "--server", "h:1"});
+  EXPECT_EQ(server.code, 1);
+  EXPECT_THAT(server.err, HasSubstr("wanted unix:///path"));
+}
+
+}  // namespace
+}  // namespace torpor::bench

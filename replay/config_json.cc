@@ -12,6 +12,20 @@ namespace {
 // Configs of transformers nest four or five deep.
 constexpr int kMaxDepth = 64;
 
+// A value as a message shows it: a list of layers may have thousands of
+// entries.
+std::string Shown(const nlohmann::json& value) {
+  constexpr size_t kMost = 120;
+  std::string text = value.dump();
+  if (text.size() <= kMost) return text;
+  // Not in the middle of a character.
+  size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
+    --end;
+  }
+  return text.substr(0, end) + "...";
+}
+
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
@@ -57,7 +71,7 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
 void ConfigReader::WrongType(const char* key, std::string_view wanted) {
   Fail(absl::InvalidArgumentError(
       absl::StrFormat("config key '%s': got %s, wanted %s", key,
-                      object_.at(key).dump(), std::string(wanted))));
+                      Shown(object_.at(key)), std::string(wanted))));
 }
 
 int64_t ConfigReader::Int(const char* key, int64_t fallback, int64_t least,

@@ -34,6 +34,12 @@ class ConfigReader {
     const auto it = object_.find(key);
     return it != object_.end() && !it->is_null();
   }
+  // Present and null, which some families read as "none" and absence as their
+  // default.
+  [[nodiscard]] bool IsNull(const char* key) const {
+    const auto it = object_.find(key);
+    return it != object_.end() && it->is_null();
+  }
   [[nodiscard]] const nlohmann::json& at(const char* key) const {
     return object_.at(key);
   }
@@ -45,6 +51,9 @@ class ConfigReader {
   bool Bool(const char* key, bool fallback);
   std::string String(const char* key, std::string_view fallback);
 
+  // Records that the key, which is present, holds something else than wanted.
+  void WrongType(const char* key, std::string_view wanted);
+
   // Records an error of the caller's own; the first one sticks.
   void Fail(absl::Status status) {
     if (status_.ok()) status_ = std::move(status);
@@ -52,8 +61,6 @@ class ConfigReader {
   [[nodiscard]] const absl::Status& status() const { return status_; }
 
  private:
-  void WrongType(const char* key, std::string_view wanted);
-
   const nlohmann::json& object_;
   absl::Status status_;
 };

@@ -310,6 +310,10 @@ LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
   for (const Slot& slot : layout.slots) {
     const double per_token =
         static_cast<double>(slot.row_bytes) / slot.tokens_per_row;
+    if (slot.is_draft()) {
+      figures.draft_bytes_per_token += per_token;
+      continue;
+    }
     if (slot.come_back == ComeBack::kPersist) {
       figures.compact_bytes_per_token += per_token;
     }

@@ -52,7 +52,8 @@ struct Slot {
   SlotKind kind = SlotKind::kFull;
   // Rows are a function of the input of this layer ...
   uint32_t owner_layer = 0;
-  // ... and read by these, ascending, none of them below the owner.
+  // ... and read by these, ascending, none of them below the owner. A replayed
+  // window that none reads is that of a draft model beside the layers.
   std::vector<uint32_t> reader_layers;
   // Tokens; sliding only.
   uint32_t window = 0;
@@ -79,6 +80,10 @@ struct Slot {
   }
   [[nodiscard]] bool is_window() const {
     return kind == SlotKind::kSliding || kind == SlotKind::kChunked;
+  }
+  [[nodiscard]] bool is_draft() const {
+    return is_window() && come_back == ComeBack::kReplay &&
+           reader_layers.empty();
   }
   friend bool operator==(const Slot&, const Slot&) = default;
 };
@@ -109,12 +114,15 @@ struct ModelLayout {
   friend bool operator==(const ModelLayout&, const ModelLayout&) = default;
 };
 
-// Sizes of a layout (design.md, "plan means").
+// Sizes of a layout (design.md, "plan means"). Draft windows are counted by
+// their own figure alone.
 struct LayoutFigures {
   // Persisted rows.
   double compact_bytes_per_token = 0;
   // The same and every window row of every token kept.
   double all_window_bytes_per_token = 0;
+  // Window rows of draft models, were every token's kept.
+  double draft_bytes_per_token = 0;
   // all / compact; 0 when compact is 0.
   double ratio = 0;
   // Window rows of one cut at n tokens: sum of min(W - 1, n) x row bytes.

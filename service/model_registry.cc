@@ -15,6 +15,8 @@ namespace torpor::service {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
+// Begins a weights digest that is one of config.json alone.
+constexpr char kConfigDigest[] = "config:";
 
 absl::Status CheckName(const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) {
@@ -41,6 +43,17 @@ absl::Status CheckBlockSize(const replay::ModelLayout& layout,
     }
   }
   return absl::OkStatus();
+}
+
+// What the engine says of itself, and what follows from the layout.
+void SetFingerprint(const v1::RegisterRequest& request, RegisteredModel* out) {
+  out->fingerprint = FromProto(request.fingerprint());
+  if (out->fingerprint.layout.empty()) {
+    out->fingerprint.layout = replay::LayoutDigest(out->layout);
+  }
+  if (out->fingerprint.format_version == 0) {
+    out->fingerprint.format_version = replay::kRowFormatVersion;
+  }
 }
 
 }  // namespace
@@ -72,6 +85,65 @@ v1::ModelState RegisteredModel::ToProto() const {
   return state;
 }
 
+absl::Status ModelRegistry::FromDirectory(const v1::RegisterRequest& request,
+                                          RegisteredModel* out) const {
+  TORPOR_ASSIGN_OR_RETURN(const std::string config,
+                          replay::ReadModelConfig(request.model_dir()));
+  TORPOR_ASSIGN_OR_RETURN(const bool runs, replay::HasForward(config));
+  if (runs) {
+    TORPOR_ASSIGN_OR_RETURN(
+        std::unique_ptr<replay::Model> model,
+        replay::LoadModel(request.model_dir(), {.isa = options_.isa,
+                                                .n_threads = options_.n_threads,
+                                                .kv_dtype = out->kv_dtype}));
+    out->layout = model->layout();
+    out->fingerprint = model->fingerprint();
+    out->model = std::move(model);
+    out->replayer = replay::MakeCpuReplayer(out->model.get());
+    return absl::OkStatus();
+  }
+  TORPOR_ASSIGN_OR_RETURN(out->layout,
+                          replay::LayoutFromConfig(config, {out->kv_dtype}));
+  // What the files say, whatever an earlier registration found in them.
+  SetFingerprint(request, out);
+  out->fingerprint.layout = replay::LayoutDigest(out->layout);
+  if (out->fingerprint.weights.empty() ||
+      out->fingerprint.weights.starts_with(kConfigDigest)) {
+    // The weights are not read, and may not be there: the config stands in for
+    // them, which tells models of one shape apart where their configs differ.
+    replay::WeightsDigest digest;
+    digest.Update(config);
+    out->fingerprint.weights = kConfigDigest + digest.Finish();
+  }
+  out->no_replay_reason = absl::StrFormat(
+      "plan-only: no forward of '%s' is in this build, so only an engine can "
+      "replay this model",
+      out->layout.family);
+  return absl::OkStatus();
+}
+
+absl::Status ModelRegistry::FromDescription(const v1::RegisterRequest& request,
+                                            RegisteredModel* out) {
+  out->no_replay_reason =
+      "no weights were given: only an engine can replay this model";
+  if (request.has_layout()) {
+    TORPOR_ASSIGN_OR_RETURN(out->layout, FromProto(request.layout()));
+  } else {
+    TORPOR_ASSIGN_OR_RETURN(
+        replay::PlannedLayout planned,
+        replay::PlanConfig(request.config_json(), {out->kv_dtype}));
+    out->layout = std::move(planned.layout);
+    if (planned.plan_only) {
+      out->no_replay_reason = absl::StrFormat(
+          "plan-only: no weights were given and no forward of '%s' is in this "
+          "build, so only an engine can replay this model",
+          out->layout.family);
+    }
+  }
+  SetFingerprint(request, out);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<RegisteredModel>> ModelRegistry::Build(
     const v1::RegisterRequest& request) const {
   auto out = std::make_shared<RegisteredModel>();
@@ -88,32 +160,9 @@ absl::StatusOr<std::shared_ptr<RegisteredModel>> ModelRegistry::Build(
         request.name(), sources));
   }
   if (!request.model_dir().empty()) {
-    TORPOR_ASSIGN_OR_RETURN(
-        std::unique_ptr<replay::Model> model,
-        replay::LoadModel(request.model_dir(), {.isa = options_.isa,
-                                                .n_threads = options_.n_threads,
-                                                .kv_dtype = out->kv_dtype}));
-    out->layout = model->layout();
-    out->fingerprint = model->fingerprint();
-    out->model = std::move(model);
-    out->replayer = replay::MakeCpuReplayer(out->model.get());
+    TORPOR_RETURN_IF_ERROR(FromDirectory(request, out.get()));
   } else {
-    if (request.has_layout()) {
-      TORPOR_ASSIGN_OR_RETURN(out->layout, FromProto(request.layout()));
-    } else {
-      TORPOR_ASSIGN_OR_RETURN(
-          out->layout,
-          replay::LayoutFromConfig(request.config_json(), {out->kv_dtype}));
-    }
-    out->fingerprint = FromProto(request.fingerprint());
-    if (out->fingerprint.layout.empty()) {
-      out->fingerprint.layout = replay::LayoutDigest(out->layout);
-    }
-    if (out->fingerprint.format_version == 0) {
-      out->fingerprint.format_version = replay::kRowFormatVersion;
-    }
-    out->no_replay_reason =
-        "no weights were given: only an engine can replay this model";
+    TORPOR_RETURN_IF_ERROR(FromDescription(request, out.get()));
   }
   TORPOR_RETURN_IF_ERROR(out->layout.Validate());
   if (const auto difference =

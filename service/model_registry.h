@@ -77,6 +77,12 @@ class ModelRegistry {
  private:
   absl::StatusOr<std::shared_ptr<RegisteredModel>> Build(
       const v1::RegisterRequest& request) const;
+  // Fill layout, fingerprint and executor: of a directory, which for a
+  // plan-only family needs config.json alone; of a config.json or an inventory.
+  absl::Status FromDirectory(const v1::RegisterRequest& request,
+                             RegisteredModel* out) const;
+  static absl::Status FromDescription(const v1::RegisterRequest& request,
+                                      RegisteredModel* out);
 
   store::SessionStore* const store_;
   const ModelRegistryOptions options_;

@@ -8,34 +8,19 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "replay/config_json.h"
+#include "replay/layouts/config_keys.h"
 
 namespace torpor::replay::gemma3 {
 namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMany = int64_t{1} << 31;
-// Tokens; the largest window of a layout.
-constexpr int64_t kMaxWindow = int64_t{1} << 24;
+using layouts::kMany;
+using layouts::LayerKind;
+
 // Elements of a K or V row, so that its bytes fit the layout's 32 bits. The
 // largest in use have 8,192.
 constexpr int64_t kMaxRow = int64_t{1} << 20;
-
-// The dtype under its new or old key, in the text config or around it.
-absl::StatusOr<std::string> DtypeName(const json& outer, const json& text) {
-  for (const json* object : {&text, &outer}) {
-    ConfigReader reader(*object);
-    for (const char* key : {"dtype", "torch_dtype"}) {
-      if (!reader.Has(key)) continue;
-      const std::string name = reader.String(key, "");
-      TORPOR_RETURN_IF_ERROR(reader.status());
-      if (name == "bfloat16") return "bf16";
-      if (name == "float32") return "f32";
-      return name;
-    }
-  }
-  return "";
-}
 
 // A number of at least, or above, 0.
 double NumberFromZero(ConfigReader* reader, const char* key, double fallback,
@@ -49,31 +34,17 @@ double NumberFromZero(ConfigReader* reader, const char* key, double fallback,
   return value;
 }
 
-absl::StatusOr<std::vector<bool>> LayerTypes(ConfigReader* reader,
-                                             int64_t n_layers) {
+std::vector<bool> LayerTypes(ConfigReader* reader, int64_t n_layers) {
+  const int64_t pattern =
+      reader->Int("sliding_window_pattern", 6, 1, layouts::kMany);
   std::vector<bool> is_sliding;
-  if (reader->Has("layer_types")) {
-    const json& types = reader->at("layer_types");
-    if (!types.is_array() || types.size() != static_cast<size_t>(n_layers)) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "config key 'layer_types': got %d entries, wanted one for each of "
-          "%d layers",
-          types.size(), n_layers));
+  for (const LayerKind kind :
+       layouts::ReadLayerTypes(reader, n_layers, layouts::FullEvery(pattern))) {
+    if (kind == LayerKind::kChunked) {
+      reader->WrongType("layer_types",
+                        "sliding_attention and full_attention alone");
     }
-    for (const json& type : types) {
-      if (type != "sliding_attention" && type != "full_attention") {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "config key 'layer_types': got %s, wanted sliding_attention or "
-            "full_attention",
-            type.dump()));
-      }
-      is_sliding.push_back(type == "sliding_attention");
-    }
-    return is_sliding;
-  }
-  const int64_t pattern = reader->Int("sliding_window_pattern", 6, 1, kMany);
-  for (int64_t l = 0; l < n_layers; ++l) {
-    is_sliding.push_back((l + 1) % pattern != 0);
+    is_sliding.push_back(kind == LayerKind::kSliding);
   }
   return is_sliding;
 }
@@ -212,7 +183,7 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
   c.n_heads = r.Int("num_attention_heads", 8, 1, 65'536);
   c.n_kv_heads = r.Int("num_key_value_heads", 4, 1, 65'536);
   c.head_dim = r.Int("head_dim", 256, 1, 65'536);
-  c.sliding_window = r.Int("sliding_window", 4096, 1, kMaxWindow);
+  c.sliding_window = r.Int("sliding_window", 4096, 1, layouts::kMaxReach);
   c.max_positions = r.Int("max_position_embeddings", 131'072, 1, kMany * 1024);
   c.query_pre_attn_scalar =
       NumberFromZero(&r, "query_pre_attn_scalar", 256.0, false);
@@ -228,7 +199,7 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
       r.String("hidden_activation", "gelu_pytorch_tanh");
   const bool bidirectional = r.Bool("use_bidirectional_attention", false);
   TORPOR_RETURN_IF_ERROR(r.status());
-  TORPOR_ASSIGN_OR_RETURN(c.dtype, DtypeName(outer, *text));
+  TORPOR_ASSIGN_OR_RETURN(c.dtype, layouts::DtypeName(outer, *text));
   if (bidirectional) {
     return absl::FailedPreconditionError(
         "config key 'use_bidirectional_attention': true; a model whose tokens "
@@ -239,39 +210,34 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
         "config key 'hidden_activation': got '%s', wanted gelu_pytorch_tanh",
         activation));
   }
-  TORPOR_ASSIGN_OR_RETURN(c.is_sliding, LayerTypes(&r, c.n_layers));
+  c.is_sliding = LayerTypes(&r, c.n_layers);
+  TORPOR_RETURN_IF_ERROR(r.status());
   TORPOR_RETURN_IF_ERROR(ReadRopes(&r, &c));
   TORPOR_RETURN_IF_ERROR(r.status());
   TORPOR_RETURN_IF_ERROR(CheckShapes(c));
   return c;
 }
 
-ModelLayout LayoutOf(const Config& c, kernels::DType kv_dtype) {
-  ModelLayout layout;
-  layout.family = "gemma3_text";
-  layout.n_layers = static_cast<uint32_t>(c.n_layers);
-  layout.vocab_size = static_cast<uint32_t>(c.vocab_size);
-  for (int64_t l = 0; l < c.n_layers; ++l) {
-    for (const char* part : {"k", "v"}) {
-      Slot slot;
-      slot.name = absl::StrFormat("layer.%d.%s", l, part);
-      slot.owner_layer = static_cast<uint32_t>(l);
-      slot.reader_layers = {slot.owner_layer};
-      slot.row_bytes = static_cast<uint32_t>(
-          c.n_kv_heads * c.head_dim *
-          static_cast<int64_t>(kernels::DTypeBytes(kv_dtype)));
-      slot.format = kv_dtype == kernels::DType::kBf16 ? "bf16" : "f32";
-      slot.shard_axis = ShardAxis::kHeads;
-      slot.n_heads = static_cast<uint32_t>(c.n_kv_heads);
-      if (c.is_sliding[static_cast<size_t>(l)]) {
-        slot.kind = SlotKind::kSliding;
-        slot.window = static_cast<uint32_t>(c.sliding_window);
-      }
-      slot.come_back = c.persists(l) ? ComeBack::kPersist : ComeBack::kReplay;
-      layout.slots.push_back(std::move(slot));
-    }
+layouts::AttentionStack StackOf(const Config& c) {
+  layouts::AttentionStack stack;
+  stack.vocab_size = c.vocab_size;
+  stack.max_positions = c.max_positions;
+  for (const bool slides : c.is_sliding) {
+    stack.layers.push_back(
+        {.kind = slides ? LayerKind::kSliding : LayerKind::kFull,
+         .reach = slides ? c.sliding_window : 0,
+         .n_kv_heads = c.n_kv_heads,
+         .k_dim = c.head_dim,
+         .v_dim = c.head_dim});
   }
-  return layout;
+  return stack;
+}
+
+ModelLayout LayoutOf(const Config& c, kernels::DType kv_dtype) {
+  return layouts::BuildLayout(
+      StackOf(c), "gemma3_text",
+      {kv_dtype == kernels::DType::kBf16 ? "bf16" : "f32",
+       static_cast<int64_t>(kernels::DTypeBytes(kv_dtype))});
 }
 
 std::string RopeName(const Config& c) {

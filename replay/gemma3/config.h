@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/gemm.h"
+#include "replay/layouts/attention_stack.h"
 #include "replay/model_layout.h"
 
 namespace torpor::replay::gemma3 {
@@ -45,8 +46,8 @@ struct Config {
   std::vector<bool> is_sliding;
   Rope full_rope;
   Rope sliding_rope;
-  // What config.json names: "bf16", "f32", another name as it stands there, or
-  // empty.
+  // What config.json names: "bf16", "f16", "f32", another name as it stands
+  // there, or empty.
   std::string dtype;
   // Nested in a multimodal config.
   bool nested = false;
@@ -61,6 +62,8 @@ struct Config {
 // kInvalidArgument names the key; kFailedPrecondition for bidirectional
 // attention; kUnimplemented for rope types without a forward here.
 absl::StatusOr<Config> ParseConfig(const nlohmann::json& config);
+
+layouts::AttentionStack StackOf(const Config& config);
 
 // Slots "layer.N.k" and "layer.N.v", rows [n_kv_heads, head_dim].
 ModelLayout LayoutOf(const Config& config, kernels::DType kv_dtype);

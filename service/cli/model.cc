@@ -52,6 +52,9 @@ absl::Status AddModel(const AddOptions& options, Context* context) {
       "%s: %s, %d layers, blocks of %d tokens, replayed by %s\n", state.name(),
       state.layout().family(), state.layout().n_layers(), state.block_size(),
       absl::StrJoin(state.executors(), " or "));
+  if (!state.daemon_executor_reason().empty()) {
+    std::cout << state.daemon_executor_reason() << "\n";
+  }
   return absl::OkStatus();
 }
 
@@ -86,13 +89,15 @@ void AddModelCommands(CLI::App* app, Context* context, Run* run) {
   model->require_subcommand(1);
   auto options = std::make_shared<AddOptions>();
   CLI::App* add = model->add_subcommand(
-      "add", "Register a model: a directory with weights, or a config.json");
+      "add",
+      "Register a model: a directory with weights or, for an engine to replay, "
+      "one of a plan-only family or a config.json");
   add->add_option("source", options->directory,
                   "Directory on the daemon's host, or a config.json for models "
                   "that an engine replays")
       ->required();
   add->add_option("--name", options->name, "Default: the last path component");
-  add->add_option("--kv-dtype", options->kv_dtype, "native, bf16 or f32")
+  add->add_option("--kv-dtype", options->kv_dtype, "native, bf16, f16 or f32")
       ->capture_default_str();
   add->add_option("--block-size", options->block_size,
                   "Tokens a block (default: chosen from the row sizes)");

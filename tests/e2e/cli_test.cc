@@ -46,6 +46,14 @@ class CliTest : public DaemonTest {
     Succeeds({"run", "--session", "s", "--model", "w8", "--tokens", tokens_,
               "--generate", "4", "--seed", "7", "--threads", "1"});
   }
+  // A published config.json.
+  static std::string ConfigOf(const std::string& name) {
+    return std::filesystem::path(ModelDir("w8"))
+               .parent_path()
+               .parent_path()
+               .string() +
+           "/configs/" + name + ".json";
+  }
   std::string tokens_;
 };
 
@@ -70,6 +78,26 @@ TEST_F(CliTest, Models) {
   Fails({"model", "add", ModelDir("w8"), "--kv-dtype", "fp3"}, "fp3");
   Fails({"model", "add", Write("bad.json", "{"), "--name", "x"}, "INVALID");
   Fails({"model"}, "subcommand");
+}
+
+// A family without a forward: its config.json is enough, and an engine replays.
+TEST_F(CliTest, PlanOnlyModelsAreRegisteredForEngines) {
+  Start();
+  std::filesystem::create_directory(dir().File("oss"));
+  std::filesystem::copy_file(ConfigOf("gpt-oss-20b"),
+                             dir().File("oss") + "/config.json");
+  EXPECT_THAT(Prints({"model", "add", dir().File("oss")}),
+              HasSubstr("plan-only"));
+  const json added = Succeeds({"model", "add", dir().File("oss")});
+  EXPECT_EQ(added["executors"], json({"engine"}));
+  EXPECT_EQ(added["layout"]["slots"].size(), 48);
+  Succeeds({"model", "add", ConfigOf("Qwen3-8B")});
+  EXPECT_THAT(Prints({"model", "list"}), HasSubstr("plan-only"));
+  // It cannot be run here, and says why.
+  Fails({"run", "--session", "s", "--model", "oss", "--tokens",
+         Write("tokens.json", "[1, 2, 3]"), "--generate", "1"},
+        "plan-only");
+  Fails({"model", "add", ConfigOf("Falcon-H1-0.5B")}, "mamba_d_state");
 }
 
 TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
@@ -249,6 +277,65 @@ TEST_F(CliTest, PlanWithoutCompactRowsHasNoRatio) {
   EXPECT_EQ(plan["compact_bytes_per_token"], 0);
   EXPECT_TRUE(plan["ratio"].is_null());
   EXPECT_EQ(plan["exact_tokens"], 35);
+}
+
+TEST_F(CliTest, PlanListsEverySlot) {
+  const std::string oss = ConfigOf("gpt-oss-20b");
+  const std::string text = Prints({"plan", oss, "--kv-dtype", "f16"});
+  for (const char* part :
+       {"plan-only", "COMES BACK", "layer.N.k", "sliding 128", "0-22 by 2",
+        "12288", "persist", "replay"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  const json plan = Succeeds({"plan", oss});
+  EXPECT_EQ(plan["plan_only"], true);
+  EXPECT_EQ(plan["slots"].size(), 48);
+  EXPECT_EQ(plan["slots"][2]["name"], "layer.1.k");
+  EXPECT_EQ(plan["slots"][2]["layer"], 1);
+  EXPECT_EQ(plan["slots"][2]["kind"], "full");
+  EXPECT_EQ(plan["slots"][2]["row_bytes"], 1024);
+  EXPECT_EQ(plan["slots"][2]["come_back"], "persist");
+  EXPECT_EQ(plan["slots"][0]["window"], 128);
+  const json v41 = Succeeds({"plan", ConfigOf("DeepSeek-V4.1-Flash")});
+  EXPECT_EQ(v41["compact_bytes_per_token"], 890);
+  EXPECT_EQ(v41["all_window_bytes_per_token"], 22'010);
+  EXPECT_EQ(v41["draft_bytes_per_token"], 1584);
+  EXPECT_EQ(v41["exact_tokens"], 5080);
+  EXPECT_THAT(Prints({"plan", ConfigOf("DeepSeek-V4.1-Flash"), "--resume-at",
+                      "100000", "--logits"}),
+              HasSubstr("[94919, 100000)"));
+}
+
+TEST_F(CliTest, PlanSaysWhichWindowsAreTreatedAsFull) {
+  const std::string config = ConfigOf("Ministral-8B-Instruct-2410");
+  EXPECT_THAT(Prints({"plan", config}), HasSubstr("treated as full"));
+  const json plan = Succeeds({"plan", config});
+  ASSERT_EQ(plan["windows_treated_as_full"].size(), 1);
+  EXPECT_EQ(plan["windows_treated_as_full"][0]["window"], 32'768);
+  EXPECT_EQ(plan["windows_treated_as_full"][0]["layers"].size(), 36);
+  EXPECT_THAT(Prints({"plan", ConfigOf("DeepSeek-V3")}), HasSubstr("MTP"));
+}
+
+TEST_F(CliTest, PlanCountsAFleet) {
+  const std::string gemma = ConfigOf("gemma-3-270m");
+  const json fleet = Succeeds({"plan", gemma, "--tokens", "32768", "--sessions",
+                               "1000", "--turns", "4"})["fleet"];
+  const uint64_t compact = uint64_t{1000} * 32'768 * 3072;
+  const uint64_t windows = uint64_t{1000} * 511 * 15'360;
+  EXPECT_EQ(fleet["every_window_row"]["ssd_bytes"], 6 * compact);
+  EXPECT_EQ(fleet["snapshot_per_turn"]["ssd_bytes"], compact + 4 * windows);
+  EXPECT_EQ(fleet["snapshot_per_session"]["ssd_bytes"], compact + windows);
+  EXPECT_EQ(fleet["torpor"]["ssd_bytes"], compact);
+  EXPECT_EQ(fleet["torpor"]["memory_bytes"], compact + windows);
+  EXPECT_EQ(fleet["token_id_bytes"], uint64_t{4} * 32'768 * 1000);
+  EXPECT_EQ(fleet["turns"], 4);
+  const std::string text = Prints({"plan", gemma, "--sessions", "1000"});
+  for (const char* part : {"1000 sessions", "16 turns", "one snapshot per turn",
+                           "one snapshot per session", "token ids"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  Fails({"plan", gemma, "--sessions", "5", "--turns", "0"}, "turns");
+  Fails({"plan", gemma, "--sessions", "18446744073709551615"}, "fleet");
 }
 
 TEST_F(CliTest, PlanRefusesWhatCannotBe) {

@@ -3,7 +3,10 @@
 // Registrations: inventories that no engine can have, names that are taken,
 // directories that hold no model; and plans over the wire.
 
+#include <fstream>
+
 #include "tests/service/service_fixture.h"
+#include "tests/testing/temp_dir.h"
 
 namespace torpor::service {
 namespace {
@@ -83,6 +86,55 @@ TEST_F(BadModelTest, DirectoriesThatHoldNone) {
   describe.set_name("m");
   EXPECT_THAT(Ask(models(), &v1::ModelService::Stub::Describe, describe),
               HasStatus(StatusCode::kNotFound, "toy"));
+}
+
+// No forward of the family: the layout is the config's, an engine replays, and
+// another config is another model.
+TEST_F(BadModelTest, APlanOnlyDirectoryIsAnEngines) {
+  const torpor::testing::TempDir dir;
+  const auto write = [&](const char* bos) {
+    std::ofstream(dir.File("config.json"))
+        << "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, "
+           "\"bos_token_id\": "
+        << bos << "}";
+  };
+  write("1");
+  v1::RegisterRequest request;
+  request.set_name("oss");
+  request.set_model_dir(dir.path());
+  ASSERT_OK_AND_ASSIGN(const v1::ModelState first, Register(request));
+  EXPECT_THAT(first.executors(), ::testing::ElementsAre("engine"));
+  EXPECT_THAT(first.daemon_executor_reason(),
+              ::testing::HasSubstr("plan-only"));
+  EXPECT_EQ(first.layout().slots_size(), 4);
+  EXPECT_EQ(first.fingerprint().weights().substr(0, 7), "config:");
+  EXPECT_NE(first.fingerprint().layout(), "");
+  // Again is harmless, and so is a restart.
+  ASSERT_OK(Register(request).status());
+  Restart();
+  v1::DescribeModelRequest describe;
+  describe.set_name("oss");
+  ASSERT_OK_AND_ASSIGN(
+      const v1::ModelState after,
+      Ask(models(), &v1::ModelService::Stub::Describe, describe));
+  EXPECT_EQ(after.SerializeAsString(), first.SerializeAsString());
+  // The same shapes, another model.
+  write("2");
+  EXPECT_THAT(Register(request),
+              HasStatus(StatusCode::kAlreadyExists, "weights"));
+  Restart();
+  // What is registered stays what it was, and says what changed.
+  ASSERT_OK_AND_ASSIGN(
+      const v1::ModelState changed,
+      Ask(models(), &v1::ModelService::Stub::Describe, describe));
+  EXPECT_EQ(changed.fingerprint().weights(), first.fingerprint().weights());
+  EXPECT_THAT(changed.daemon_executor_reason(),
+              ::testing::HasSubstr("weights"));
+  // An engine may name the weights itself.
+  request.set_name("named");
+  request.mutable_fingerprint()->set_weights("w");
+  ASSERT_OK_AND_ASSIGN(const v1::ModelState named, Register(request));
+  EXPECT_EQ(named.fingerprint().weights(), "w");
 }
 
 TEST_F(BadModelTest, ANameIsOneModels) {

@@ -19,12 +19,15 @@ Backend::Backend(std::unique_ptr<store::SessionStore> store, Tenants tenants,
       tenants_(std::move(tenants)),
       models_(store_.get(), options.models),
       replay_(options.replay),
+      segments_(options.segments),
       tickets_("ticket", options.max_tickets, options.idle_limit),
       leases_("lease", options.max_leases, options.idle_limit),
       // A resume rebuilds its window on a thread of its own while rows travel.
       workers_(2 * options.max_calls + 8) {}
 
 Backend::~Backend() {
+  // Nobody is told of lost segments any more.
+  segments_.Stop();
   // Leases and tickets hold parts of the store.
   for (const auto& ticket : tickets_.TakeAll()) ticket->stored->Cancel();
   leases_.TakeAll();
@@ -69,6 +72,7 @@ void Backend::Account(const v1::SuspendReceipt& r) {
             {"tokens", std::to_string(r.n_tokens())},
             {"tokens_kept", std::to_string(r.tokens_kept())},
             {"row_bytes", std::to_string(r.row_bytes_received())},
+            {"shared_bytes", std::to_string(r.shared_memory_bytes())},
             {"stored_bytes", std::to_string(r.stored_bytes())},
             {"commit_us", std::to_string(r.times().commit_us())}});
 }
@@ -85,6 +89,8 @@ void Backend::Account(const v1::ResumeReceipt& r) {
             {"loaded", std::to_string(r.loaded_tokens())},
             {"replayed", std::to_string(r.replayed_tokens())},
             {"recomputed", std::to_string(r.recomputed_tokens())},
+            {"sent_bytes", std::to_string(r.bytes_sent())},
+            {"shared_bytes", std::to_string(r.shared_memory_bytes())},
             {"replay_us", std::to_string(r.times().replay_us())}});
 }
 
@@ -106,6 +112,8 @@ void Backend::Maintain() {
   leases_.TakeIdle();
   metrics_.SetStore(store_->Stats());
   metrics_.SetReplayQueue(replay_.waiting());
+  const SegmentBroker::Stats segments = segments_.stats();
+  metrics_.SetSegments(segments.segments, segments.bytes);
 }
 
 }  // namespace torpor::service

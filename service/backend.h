@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "base/worker_pool.h"
+#include "service/data_plane.h"
 #include "service/handles.h"
 #include "service/lease.h"
 #include "service/metrics.h"
@@ -34,12 +35,17 @@ struct Ticket {
   uint64_t kv_len = 0;
   uint32_t n_shards = 1;
   std::unique_ptr<store::SuspendTicket> stored;
+  // Rows that it wants, whole.
+  uint64_t row_bytes = 0;
+  // Shared-memory segments that its clients hold.
+  PlaneSet planes;
   std::chrono::steady_clock::time_point begun;
 };
 
 struct BackendOptions {
   ModelRegistryOptions models;
   ReplayExecutorOptions replay;
+  SegmentOptions segments;
   // Calls that run at once.
   size_t max_calls = 256;
   size_t max_tickets = 256;
@@ -59,6 +65,7 @@ class Backend {
   ReplayExecutor& replay() { return replay_; }
   Metrics& metrics() { return metrics_; }
   WorkerPool& workers() { return workers_; }
+  SegmentBroker& segments() { return segments_; }
   Handles<Ticket>& tickets() { return tickets_; }
   Handles<Lease>& leases() { return leases_; }
 
@@ -86,6 +93,7 @@ class Backend {
   ModelRegistry models_;
   ReplayExecutor replay_;
   Metrics metrics_;
+  SegmentBroker segments_;
   Handles<Ticket> tickets_;
   Handles<Lease> leases_;
   std::atomic<bool> draining_{false};

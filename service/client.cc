@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -16,15 +17,22 @@
 #include "base/hash.h"
 #include "base/status.h"
 #include "service/row_codec.h"
+#include "service/row_intake.h"
+#include "service/row_outlet.h"
 #include "service/status.h"
 
 namespace torpor::service {
 namespace {
 
 constexpr size_t kIdsPerMessage = 65'536;
+constexpr char kPutRowsMethod[] = "/torpor.v1.SessionService/PutRows";
 constexpr char kSuspendMethod[] = "/torpor.v1.SessionService/Suspend";
 constexpr char kResumeMethod[] = "/torpor.v1.SessionService/Resume";
 
+// Below this a suspend's rows are not worth the calls that set a segment up.
+constexpr uint64_t kWorthSharing = uint64_t{256} << 10;
+
+using RawWriter = grpc::ClientWriter<grpc::ByteBuffer>;
 using RawReaderWriter =
     grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -34,13 +42,21 @@ v1::TokenChunk ChunkOf(std::span<const uint32_t> ids) {
   return chunk;
 }
 
+uint64_t BytesOf(const SuspendCall& call) {
+  uint64_t bytes = 0;
+  for (const OutgoingSlot& slot : call.slots) {
+    bytes += (slot.row_end - slot.row_begin) * slot.row_bytes;
+  }
+  return bytes;
+}
+
 // Sends rows block by block, every slot of a block before the next.
 class RowUploader {
  public:
-  RowUploader(const SuspendCall& call,
-              grpc::ClientWriter<grpc::ByteBuffer>* writer)
-      : call_(call), writer_(writer) {}
+  RowUploader(const SuspendCall& call, RowOutlet* outlet)
+      : call_(call), outlet_(*outlet) {}
 
+  // kCancelled when the daemon takes no more: the call's status tells why.
   absl::Status Run() {
     uint64_t begin = UINT64_MAX;
     uint64_t end = 0;
@@ -60,7 +76,7 @@ class RowUploader {
         TORPOR_RETURN_IF_ERROR(SendSlot(slot, from, to));
       }
     }
-    return Flush();
+    return outlet_.Flush();
   }
 
  private:
@@ -70,11 +86,8 @@ class RowUploader {
         std::max<uint64_t>(1, kMaxRowBytesPerMessage / slot.row_bytes);
     for (uint64_t row = begin; row < end;) {
       const uint64_t stop = std::min(end, row + most);
-      const uint64_t bytes = (stop - row) * slot.row_bytes;
-      if (builder_.data_bytes() + bytes > kMaxRowBytesPerMessage) {
-        TORPOR_RETURN_IF_ERROR(Flush());
-      }
-      const std::span<uint8_t> out = builder_.Append(bytes);
+      TORPOR_ASSIGN_OR_RETURN(const std::span<uint8_t> out,
+                              outlet_.Append((stop - row) * slot.row_bytes));
       TORPOR_RETURN_IF_ERROR(call_.rows(slot.slot, row, stop, out));
       v1::RowPiece piece;
       piece.set_slot(slot.slot);
@@ -82,46 +95,42 @@ class RowUploader {
       piece.set_n_rows(static_cast<uint32_t>(stop - row));
       piece.set_checksum(Xxh3(out));
       piece.set_row_bytes(slot.row_bytes);
-      builder_.Describe(piece);
+      outlet_.Describe(std::move(piece));
       row = stop;
     }
     return absl::OkStatus();
   }
 
-  absl::Status Flush() {
-    if (builder_.empty()) return absl::OkStatus();
-    // A failed write ends the call: its status tells why.
-    return writer_->Write(builder_.Finish(nullptr))
-               ? absl::OkStatus()
-               : absl::AbortedError("write");
-  }
-
   const SuspendCall& call_;
-  grpc::ClientWriter<grpc::ByteBuffer>* const writer_;
-  RowMessageBuilder builder_;
+  RowOutlet& outlet_;
 };
 
 // Pieces of a message to where they belong, verified.
-absl::Status TakeRows(const RowMessage& message, const RowSink& sink) {
-  std::span<const uint8_t> rest = message.data;
+absl::Status TakeRows(const RowMessage& message, RowIntake* intake,
+                      const RowSink& sink) {
+  const auto damaged = [](const absl::Status& status) {
+    return absl::DataLossError(status.message());
+  };
+  if (absl::Status s = intake->Begin(message); !s.ok()) return damaged(s);
   for (const v1::RowPiece& piece : message.pieces) {
-    const uint64_t bytes = uint64_t{piece.n_rows()} * piece.row_bytes();
-    if (bytes > rest.size()) {
-      return absl::DataLossError(absl::StrFormat(
-          "rows [%d, +%d) of slot %d: %d bytes of the message are left, wanted "
-          "%d",
-          piece.row_begin(), piece.n_rows(), piece.slot(), rest.size(), bytes));
-    }
-    const std::span<const uint8_t> part = rest.first(bytes);
-    if (Xxh3(part) != piece.checksum()) {
+    const absl::StatusOr<std::span<const uint8_t>> part = intake->Take(piece);
+    if (!part.ok()) return damaged(part.status());
+    if (Xxh3(*part) != piece.checksum()) {
       return absl::DataLossError(
           absl::StrFormat("rows [%d, +%d) of slot %d: damaged on the way",
                           piece.row_begin(), piece.n_rows(), piece.slot()));
     }
-    TORPOR_RETURN_IF_ERROR(sink(piece.slot(), piece.row_begin(), part));
-    rest = rest.subspan(bytes);
+    TORPOR_RETURN_IF_ERROR(sink(piece.slot(), piece.row_begin(), *part));
   }
+  if (absl::Status s = intake->End(); !s.ok()) return damaged(s);
   return absl::OkStatus();
+}
+
+// How a call ended whose rows ended in `sent`: a write fails (kCancelled) when
+// the call is over, and its own status says why.
+absl::Status Blame(const absl::Status& sent, const grpc::Status& status) {
+  if (!sent.ok() && !absl::IsCancelled(sent)) return sent;
+  return FromGrpcStatus(status);
 }
 
 }  // namespace
@@ -131,6 +140,9 @@ std::string NewOperationId() {
   randombytes_buf(raw.data(), raw.size());
   return absl::BytesToHexString(absl::string_view(raw.data(), raw.size()));
 }
+
+Client::Client(ClientOptions options)
+    : options_(std::move(options)), unix_path_(UnixPathOf(options_.address)) {}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
     const ClientOptions& options) {
@@ -179,10 +191,52 @@ std::unique_ptr<grpc::ClientContext> Client::Context() const {
   return context;
 }
 
+// ---- data planes ----------------------------------------------------------
+
+bool Client::OffersSharedMemory() const {
+  return options_.plane == RowPlane::kSharedMemory ||
+         (options_.plane == RowPlane::kAuto && !unix_path_.empty() &&
+          !unreachable_.load());
+}
+
+absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
+    const v1::DataPlaneChoice& choice, Flow flow) {
+  if (choice.plane() != v1::DATA_PLANE_SHARED_MEMORY) {
+    if (options_.plane == RowPlane::kSharedMemory) {
+      return absl::FailedPreconditionError(
+          choice.reason().empty()
+              ? "shared memory: this daemon does not negotiate it"
+              : choice.reason());
+    }
+    return std::unique_ptr<SegmentLink>();
+  }
+  absl::StatusOr<std::unique_ptr<SegmentLink>> link =
+      SegmentLink::Take(unix_path_, choice, flow);
+  if (link.ok() || options_.plane == RowPlane::kSharedMemory) return link;
+  unreachable_.store(true);
+  return absl::UnavailableError(link.status().message());
+}
+
+// ---- suspend --------------------------------------------------------------
+
 absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
+  const bool worth = BytesOf(call) >= kWorthSharing ||
+                     options_.plane == RowPlane::kSharedMemory;
+  if (!worth || !OffersSharedMemory()) return SuspendInOne(call);
+  const bool reachable = !unreachable_.load();
+  absl::StatusOr<v1::SuspendReceipt> receipt = SuspendInParts(call);
+  // The descriptor socket could not be reached, nothing was sent.
+  if (!receipt.ok() && reachable && unreachable_.load()) {
+    return SuspendInOne(call);
+  }
+  return receipt;
+}
+
+absl::StatusOr<v1::SuspendReceipt> Client::SuspendInOne(
+    const SuspendCall& call) {
   const auto context = Context();
   grpc::ByteBuffer response;
-  const std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> writer(
+  const std::unique_ptr<RawWriter> writer(
       grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(
           channel_.get(),
           grpc::internal::RpcMethod(
@@ -193,7 +247,7 @@ absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
     const auto write = [&](const v1::SuspendRequest& message) {
       return writer->Write(EncodeMessage(message))
                  ? absl::OkStatus()
-                 : absl::AbortedError("write");
+                 : absl::CancelledError("write");
     };
     v1::SuspendRequest message;
     *message.mutable_header() = call.header;
@@ -204,25 +258,167 @@ absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
           call.ids.subspan(at, std::min(kIdsPerMessage, call.ids.size() - at)));
       TORPOR_RETURN_IF_ERROR(write(tokens));
     }
-    TORPOR_RETURN_IF_ERROR(RowUploader(call, writer.get()).Run());
+    MessageOutlet outlet(
+        [&](const grpc::ByteBuffer& m) { return writer->Write(m); });
+    TORPOR_RETURN_IF_ERROR(RowUploader(call, &outlet).Run());
     v1::SuspendRequest commit;
     *commit.mutable_commit()->mutable_witness() = call.witness;
     commit.mutable_commit()->set_client_state(call.client_state);
     return write(commit);
   }();
-  if (!sent.ok() && sent.code() != absl::StatusCode::kAborted) {
-    context->TryCancel();
-  }
+  if (!sent.ok() && !absl::IsCancelled(sent)) context->TryCancel();
   writer->WritesDone();
-  const grpc::Status status = writer->Finish();
-  if (!sent.ok() && sent.code() != absl::StatusCode::kAborted) return sent;
-  if (!status.ok()) return FromGrpcStatus(status);
+  TORPOR_RETURN_IF_ERROR(Blame(sent, writer->Finish()));
   v1::SuspendReceipt receipt;
   TORPOR_RETURN_IF_ERROR(DecodeMessage(response, &receipt));
   return receipt;
 }
 
+absl::StatusOr<v1::BeginSuspendResponse> Client::BeginSuspend(
+    const SuspendCall& call) {
+  const auto context = Context();
+  v1::BeginSuspendResponse response;
+  const auto writer = sessions_->BeginSuspend(context.get(), &response);
+  v1::BeginSuspendRequest message;
+  *message.mutable_header() = call.header;
+  message.mutable_header()->mutable_planes()->add_planes(
+      v1::DATA_PLANE_SHARED_MEMORY);
+  bool writing = writer->Write(message);
+  for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
+    *message.mutable_tokens() = ChunkOf(
+        call.ids.subspan(at, std::min(kIdsPerMessage, call.ids.size() - at)));
+    writing = writer->Write(message);
+  }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+absl::Status Client::PutRows(const SuspendCall& call,
+                             const v1::BeginSuspendResponse& begun,
+                             SegmentLink* link) {
+  const auto context = Context();
+  grpc::ByteBuffer response;
+  const std::unique_ptr<RawWriter> writer(
+      grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(
+          channel_.get(),
+          grpc::internal::RpcMethod(
+              kPutRowsMethod, grpc::internal::RpcMethod::CLIENT_STREAMING),
+          context.get(), &response));
+  const auto write = [&](const grpc::ByteBuffer& m) {
+    return writer->Write(m);
+  };
+  std::unique_ptr<RowOutlet> outlet;
+  v1::PutRowsRequest first;
+  first.set_ticket(begun.ticket());
+  if (link == nullptr) {
+    outlet = std::make_unique<MessageOutlet>(write);
+  } else {
+    first.set_segment(begun.plane().segment());
+    outlet = std::make_unique<SharedOutlet>(
+        &link->memory(),
+        SharedOutlet::Limits{options_.timeout, [link] { return link->lost(); }},
+        write);
+  }
+  const absl::Status sent = writer->Write(EncodeMessage(first))
+                                ? RowUploader(call, outlet.get()).Run()
+                                : absl::CancelledError("write");
+  if (!sent.ok() && !absl::IsCancelled(sent)) context->TryCancel();
+  writer->WritesDone();
+  return Blame(sent, writer->Finish());
+}
+
+absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
+    const SuspendCall& call) {
+  TORPOR_ASSIGN_OR_RETURN(const v1::BeginSuspendResponse begun,
+                          BeginSuspend(call));
+  if (begun.has_receipt()) return begun.receipt();
+  const auto abandon = [&](const absl::Status& why) {
+    v1::AbandonSuspendRequest request;
+    request.set_ticket(begun.ticket());
+    Unary(*sessions_, &v1::SessionService::Stub::AbandonSuspend, request)
+        .IgnoreError();
+    return why;
+  };
+  const absl::StatusOr<std::unique_ptr<SegmentLink>> link =
+      TakeSegment(begun.plane(), Flow::kToServer);
+  if (!link.ok()) return abandon(link.status());
+  if (absl::Status s = PutRows(call, begun, link->get()); !s.ok()) {
+    return abandon(s);
+  }
+  v1::CommitRequest commit;
+  commit.set_ticket(begun.ticket());
+  *commit.mutable_witness() = call.witness;
+  commit.set_client_state(call.client_state);
+  auto receipt = Unary(*sessions_, &v1::SessionService::Stub::Commit, commit);
+  if (!receipt.ok()) return abandon(receipt.status());
+  return receipt;
+}
+
+// ---- resume ---------------------------------------------------------------
+
 absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
+  const bool offer = OffersSharedMemory();
+  const bool reachable = !unreachable_.load();
+  absl::StatusOr<ResumeAnswer> answer = ResumeOnce(call, offer);
+  // Nothing was handed on before the segment was there.
+  if (!answer.ok() && reachable && unreachable_.load()) {
+    return ResumeOnce(call, false);
+  }
+  return answer;
+}
+
+// One Resume stream as its messages come.
+class ResumeReader {
+ public:
+  using TakeSegment =
+      std::function<absl::StatusOr<std::unique_ptr<SegmentLink>>(
+          const v1::DataPlaneChoice&)>;
+
+  ResumeReader(const ResumeCall& call, TakeSegment take_segment)
+      : call_(call), take_segment_(std::move(take_segment)) {}
+
+  absl::Status Take(const grpc::ByteBuffer& buffer) {
+    TORPOR_ASSIGN_OR_RETURN(const RowMessage rows, DecodeRowMessage(buffer));
+    v1::ResumeChunk chunk;
+    if (!chunk.ParseFromString(rows.rest)) {
+      return absl::DataLossError("resume: an answer does not parse");
+    }
+    if (chunk.has_begin()) {
+      answer_.begin = chunk.begin();
+      TORPOR_ASSIGN_OR_RETURN(link_, take_segment_(answer_.begin.plane()));
+      intake_.emplace(link_ == nullptr ? nullptr : &link_->memory());
+      if (call_.on_begin) {
+        TORPOR_RETURN_IF_ERROR(call_.on_begin(answer_.begin));
+      }
+    }
+    if (chunk.has_tokens()) {
+      answer_.ids.insert(answer_.ids.end(), chunk.tokens().ids().begin(),
+                         chunk.tokens().ids().end());
+    }
+    if (chunk.has_window()) {
+      answer_.window = chunk.window();
+      in_window_ = true;
+    }
+    if (chunk.has_receipt()) answer_.receipt = chunk.receipt();
+    return TakeRows(rows, &*intake_, in_window_ ? call_.window : call_.compact);
+  }
+
+  ResumeAnswer& answer() { return answer_; }
+
+ private:
+  const ResumeCall& call_;
+  const TakeSegment take_segment_;
+  // The intake goes before what it reads.
+  std::unique_ptr<SegmentLink> link_;
+  std::optional<RowIntake> intake_;
+  bool in_window_ = false;
+  ResumeAnswer answer_;
+};
+
+absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
+                                                bool offer_shared) {
   const auto context = Context();
   const std::unique_ptr<RawReaderWriter> stream(
       grpc::internal::
@@ -233,6 +429,10 @@ absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
               context.get()));
   v1::BeginResumeRequest message;
   *message.mutable_header() = call.header;
+  if (offer_shared) {
+    message.mutable_header()->mutable_planes()->add_planes(
+        v1::DATA_PLANE_SHARED_MEMORY);
+  }
   bool writing = stream->Write(EncodeMessage(message));
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     v1::BeginResumeRequest tokens;
@@ -242,40 +442,20 @@ absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
   }
   stream->WritesDone();
 
-  ResumeAnswer answer;
-  bool in_window = false;
-  const auto take = [&](const grpc::ByteBuffer& buffer) -> absl::Status {
-    TORPOR_ASSIGN_OR_RETURN(const RowMessage rows, DecodeRowMessage(buffer));
-    v1::ResumeChunk chunk;
-    if (!chunk.ParseFromString(rows.rest)) {
-      return absl::DataLossError("resume: an answer does not parse");
-    }
-    if (chunk.has_begin()) {
-      answer.begin = chunk.begin();
-      if (call.on_begin) TORPOR_RETURN_IF_ERROR(call.on_begin(answer.begin));
-    }
-    if (chunk.has_tokens()) {
-      answer.ids.insert(answer.ids.end(), chunk.tokens().ids().begin(),
-                        chunk.tokens().ids().end());
-    }
-    if (chunk.has_window()) {
-      answer.window = chunk.window();
-      in_window = true;
-    }
-    if (chunk.has_receipt()) answer.receipt = chunk.receipt();
-    return TakeRows(rows, in_window ? call.window : call.compact);
-  };
+  ResumeReader reader(call, [this](const v1::DataPlaneChoice& choice) {
+    return TakeSegment(choice, Flow::kToClient);
+  });
   absl::Status taken;
   grpc::ByteBuffer buffer;
   while (taken.ok() && stream->Read(&buffer)) {
-    taken = take(buffer);
+    taken = reader.Take(buffer);
     buffer.Clear();
   }
   if (!taken.ok()) context->TryCancel();
   const grpc::Status status = stream->Finish();
   if (!taken.ok()) return taken;
   if (!status.ok()) return FromGrpcStatus(status);
-  return answer;
+  return std::move(reader.answer());
 }
 
 absl::StatusOr<uint64_t> Client::LookupPrefix(

@@ -9,6 +9,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -18,11 +19,21 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "service/segment_link.h"
 #include "torpor/v1/admin_service.grpc.pb.h"
 #include "torpor/v1/model_service.grpc.pb.h"
 #include "torpor/v1/session_service.grpc.pb.h"
 
 namespace torpor::service {
+
+// How rows travel.
+enum class RowPlane {
+  // Shared memory where the daemon serves it, else gRPC.
+  kAuto,
+  kGrpc,
+  // Nothing else: kFailedPrecondition with the daemon's reason.
+  kSharedMemory,
+};
 
 struct ClientOptions {
   // "unix:///path", "unix:/path" or "host:port".
@@ -35,6 +46,7 @@ struct ClientOptions {
   bool own_connection = false;
   // Of unary calls and of a whole stream.
   std::chrono::milliseconds timeout{600'000};
+  RowPlane plane = RowPlane::kAuto;
 };
 
 // Rows [begin, end) of a layout slot into `out`, which holds them exactly.
@@ -117,10 +129,33 @@ class Client {
   }
 
  private:
-  explicit Client(ClientOptions options) : options_(std::move(options)) {}
+  explicit Client(ClientOptions options);
   static absl::Status Status(const grpc::Status& status);
 
+  // Whether calls offer shared memory.
+  [[nodiscard]] bool OffersSharedMemory() const;
+  // The segment of an answer; null for gRPC. An error when shared memory alone
+  // would do; kUnavailable, and no further offers, when it cannot be reached.
+  absl::StatusOr<std::unique_ptr<SegmentLink>> TakeSegment(
+      const v1::DataPlaneChoice& choice, Flow flow);
+
+  absl::StatusOr<v1::SuspendReceipt> SuspendInOne(const SuspendCall& call);
+  // Begin, rows through a segment, commit.
+  absl::StatusOr<v1::SuspendReceipt> SuspendInParts(const SuspendCall& call);
+  absl::StatusOr<v1::BeginSuspendResponse> BeginSuspend(
+      const SuspendCall& call);
+  absl::Status PutRows(const SuspendCall& call,
+                       const v1::BeginSuspendResponse& begun,
+                       SegmentLink* link);
+  absl::StatusOr<ResumeAnswer> ResumeOnce(const ResumeCall& call,
+                                          bool offer_shared);
+
   const ClientOptions options_;
+  // Of the daemon's socket; empty when it is none.
+  const std::string unix_path_;
+  // Its descriptor socket could not be reached, for example from a container
+  // that sees the main one only.
+  std::atomic<bool> unreachable_{false};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::ModelService::Stub> models_;

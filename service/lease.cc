@@ -386,6 +386,7 @@ v1::ResumeReceipt Lease::Receipt() {
   receipt.set_replayed_token_layers(token_layers_);
   receipt.set_bytes_read(bytes_read_);
   receipt.set_bytes_sent(bytes_sent_);
+  receipt.set_shared_memory_bytes(planes_.bytes());
   receipt.set_mode_asked(ToProto(mode_asked_));
   receipt.set_mode_used(ToProto(plan_.mode));
   receipt.set_exact(plan_.exact && plan_.mode != replay::ReplayMode::kCold);

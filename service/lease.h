@@ -19,6 +19,7 @@
 #include "replay/planner.h"
 #include "replay/replayer.h"
 #include "replay/witness.h"
+#include "service/data_plane.h"
 #include "service/model_registry.h"
 #include "service/replay_executor.h"
 #include "service/window_rebuild.h"
@@ -43,6 +44,8 @@ class Lease {
     return plan_;
   }
   const v1::BeginResumeHeader& header() const { return header_; }
+  // Shared-memory segments that the client holds for this lease.
+  PlaneSet& planes() { return planes_; }
 
   // Everything of the answer but lease id and plane.
   absl::StatusOr<v1::BeginResumeResponse> Response();
@@ -89,6 +92,7 @@ class Lease {
   std::vector<replay::TwoWaySpan> spans_;
   std::vector<replay::Floor> floors_;
   std::optional<v1::Divergence> divergence_;
+  PlaneSet planes_;
   uint64_t index_us_ = 0;
 
   Mutex mu_;

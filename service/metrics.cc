@@ -72,9 +72,13 @@ struct Metrics::Impl {
                                          .Name("torpor_resume_phase_seconds")
                                          .Help("Phases of resumes.")
                                          .Register(*registry);
+  Family<Counter>& row_bytes = CounterFamily(
+      "torpor_row_bytes_total", "Row bytes by direction and data plane.");
   Family<Gauge>& store = GaugeFamily("torpor_store", "State of the store.");
   Gauge& replay_queue =
       GaugeFamily("torpor_replay_queue", "Replays that wait.").Add({});
+  Family<Gauge>& segments =
+      GaugeFamily("torpor_segments", "Shared-memory segments that are open.");
 };
 
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
@@ -167,8 +171,22 @@ void Metrics::SetStore(const store::StoreStats& s) {
   }
 }
 
+void Metrics::CountRowBytes(const char* direction, bool shared_memory,
+                            uint64_t bytes) {
+  if (bytes == 0) return;
+  impl_->row_bytes
+      .Add({{"direction", direction},
+            {"plane", shared_memory ? "shared_memory" : "grpc"}})
+      .Increment(static_cast<double>(bytes));
+}
+
 void Metrics::SetReplayQueue(size_t waiting) {
   impl_->replay_queue.Set(static_cast<double>(waiting));
+}
+
+void Metrics::SetSegments(size_t segments, uint64_t bytes) {
+  impl_->segments.Add({{"field", "count"}}).Set(static_cast<double>(segments));
+  impl_->segments.Add({{"field", "bytes"}}).Set(static_cast<double>(bytes));
 }
 
 }  // namespace torpor::service

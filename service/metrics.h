@@ -34,8 +34,12 @@ class Metrics {
   void CountResume(const v1::ResumeReceipt& receipt);
   // A resume that reused nothing, with its reason.
   void CountFullRecompute(std::string_view reason);
+  // Row bytes of a stream, "in" or "out", by the plane that carried them.
+  void CountRowBytes(const char* direction, bool shared_memory, uint64_t bytes);
   void SetStore(const store::StoreStats& stats);
   void SetReplayQueue(size_t waiting);
+  // Shared-memory segments that are open, and their bytes.
+  void SetSegments(size_t segments, uint64_t bytes);
 
  private:
   struct Impl;

@@ -4,170 +4,21 @@
 // same in one stream.
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "base/hash.h"
 #include "base/status.h"
 #include "service/convert.h"
+#include "service/data_plane.h"
 #include "service/row_codec.h"
+#include "service/row_sender.h"
 #include "service/session_service.h"
 
 namespace torpor::service {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr size_t kTokensPerMessage = 65'536;
-
-uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
-                                                            begin)
-          .count());
-}
-
-// Which part of head-sharded rows a reader wants.
-struct Shard {
-  uint32_t index = 0;
-  uint32_t n = 1;
-};
-
-absl::StatusOr<Shard> CheckShard(uint32_t shard, uint32_t n_shards,
-                                 const replay::ModelLayout& layout) {
-  const Shard out{shard, std::max(1U, n_shards)};
-  if (out.index >= out.n) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("shard: got %d of %d", out.index, out.n));
-  }
-  for (const replay::Slot& slot : layout.slots) {
-    if (out.n > 1 && slot.shard_axis == replay::ShardAxis::kHeads &&
-        slot.n_heads % out.n != 0) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "n_shards: got %d, which does not divide the %d heads of slot '%s'",
-          out.n, slot.n_heads, slot.name));
-    }
-  }
-  return out;
-}
-
-// Sends pieces of rows, gathered into messages of up to 1 MiB.
-class RowSender {
- public:
-  // `write` sends a message; false ends everything. `fields` are added to every
-  // message (null: none).
-  RowSender(const RegisteredModel& model, Shard shard,
-            std::function<bool(const grpc::ByteBuffer&)> write)
-      : model_(model), shard_(shard), write_(std::move(write)) {}
-
-  // Rows of a slot, [rows.begin, rows.end). `fill` puts whole rows into a
-  // buffer.
-  absl::Status Send(
-      uint32_t index, replay::Rows rows,
-      const std::function<absl::Status(replay::Rows, std::span<uint8_t>)>&
-          fill) {
-    const replay::Slot& slot = model_.layout.slots[index];
-    const bool sharded =
-        shard_.n > 1 && slot.shard_axis == replay::ShardAxis::kHeads;
-    const uint64_t row_bytes = slot.row_bytes / (sharded ? shard_.n : 1);
-    // Whole blocks where they fit: the store verifies by block.
-    const uint64_t block_rows =
-        std::max<uint64_t>(1, model_.block_size / slot.tokens_per_row);
-    const uint64_t most =
-        std::max<uint64_t>(1, kMaxRowBytesPerMessage / slot.row_bytes);
-    for (uint64_t row = rows.begin; row < rows.end;) {
-      const uint64_t end =
-          std::min({rows.end, (row / block_rows + 1) * block_rows, row + most});
-      const uint64_t bytes = (end - row) * row_bytes;
-      if (builder_.data_bytes() + bytes > kMaxRowBytesPerMessage) {
-        TORPOR_RETURN_IF_ERROR(Flush());
-      }
-      const std::span<uint8_t> out = builder_.Append(bytes);
-      if (sharded) {
-        whole_.resize((end - row) * slot.row_bytes);
-        TORPOR_RETURN_IF_ERROR(fill({row, end}, whole_));
-        for (uint64_t i = 0; i < end - row; ++i) {
-          std::copy_n(
-              whole_.begin() + static_cast<ptrdiff_t>(i * slot.row_bytes +
-                                                      shard_.index * row_bytes),
-              row_bytes, out.begin() + i * row_bytes);
-        }
-      } else {
-        TORPOR_RETURN_IF_ERROR(fill({row, end}, out));
-      }
-      v1::RowPiece piece;
-      piece.set_slot(index);
-      piece.set_shard(sharded ? shard_.index : 0);
-      piece.set_row_begin(row);
-      piece.set_n_rows(static_cast<uint32_t>(end - row));
-      piece.set_checksum(Xxh3(out));
-      piece.set_row_bytes(static_cast<uint32_t>(row_bytes));
-      builder_.Describe(piece);
-      row = end;
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Flush() {
-    if (builder_.empty()) return absl::OkStatus();
-    const auto begin = SteadyClock::now();
-    bytes_ += builder_.data_bytes();
-    const bool sent = write_(builder_.Finish(nullptr));
-    transfer_us_ += MicrosecondsSince(begin);
-    return sent ? absl::OkStatus()
-                : absl::CancelledError("rows: nobody reads them");
-  }
-
-  [[nodiscard]] uint64_t bytes() const { return bytes_; }
-  [[nodiscard]] uint64_t transfer_us() const { return transfer_us_; }
-
- private:
-  const RegisteredModel& model_;
-  const Shard shard_;
-  const std::function<bool(const grpc::ByteBuffer&)> write_;
-  RowMessageBuilder builder_;
-  std::vector<uint8_t> whole_;
-  uint64_t bytes_ = 0;
-  uint64_t transfer_us_ = 0;
-};
-
-// Compact rows of tokens [begin, end), slot by slot.
-absl::Status SendCompact(Lease& lease, std::span<const uint32_t> slots,
-                         uint64_t begin, uint64_t end, RowSender* sender) {
-  for (const uint32_t index : slots) {
-    const replay::Slot& slot = lease.model()->layout.slots[index];
-    const uint64_t per_row = slot.tokens_per_row;
-    TORPOR_RETURN_IF_ERROR(
-        sender->Send(index, {begin / per_row, end / per_row},
-                     [&](replay::Rows rows, std::span<uint8_t> out) {
-                       return lease.ReadRows(index, rows, out);
-                     }));
-  }
-  TORPOR_RETURN_IF_ERROR(sender->Flush());
-  lease.AddSent(sender->bytes(), sender->transfer_us());
-  return absl::OkStatus();
-}
-
-absl::Status SendWindow(Lease& lease, const replay::WindowState& window,
-                        RowSender* sender) {
-  for (const replay::SlotRows& rows : window.slots) {
-    const uint64_t row_bytes = lease.model()->layout.slots[rows.slot].row_bytes;
-    TORPOR_RETURN_IF_ERROR(sender->Send(
-        rows.slot, {rows.first, rows.end},
-        [&](replay::Rows part, std::span<uint8_t> out) {
-          std::copy_n(
-              rows.bytes.begin() +
-                  static_cast<ptrdiff_t>((part.begin - rows.first) * row_bytes),
-              out.size(), out.begin());
-          return absl::OkStatus();
-        }));
-  }
-  TORPOR_RETURN_IF_ERROR(sender->Flush());
-  lease.AddSent(sender->bytes(), sender->transfer_us());
-  return absl::OkStatus();
-}
 
 absl::StatusOr<std::vector<uint32_t>> SlotsOf(
     const v1::ReadRowsRequest& request, const RegisteredModel& model) {
@@ -228,6 +79,57 @@ absl::StatusOr<std::shared_ptr<Lease>> BeginLease(Backend& backend,
   return std::shared_ptr<Lease>(*std::move(lease));
 }
 
+PlaneAnswer PlaneFor(Backend& backend, Call& call, Lease& lease,
+                     const v1::DataPlaneOffer& offer,
+                     std::function<void(ServerSegment&)> on_lost) {
+  PlaneAnswer answer =
+      ChoosePlane(&backend.segments(), {.offer = &offer,
+                                        .peer = call.context()->peer(),
+                                        .bytes = BytesToSend(lease),
+                                        .flow = Flow::kToClient,
+                                        .on_lost = std::move(on_lost)});
+  if (answer.segment != nullptr) lease.planes().Add(answer.segment);
+  return answer;
+}
+
+// How a stream of a lease sends rows: into the segment that it names, or in
+// its messages.
+class LeaseOutlet {
+ public:
+  LeaseOutlet(Backend& backend, Call& call, RowOutlet::Write write)
+      : backend_(backend), call_(call), write_(std::move(write)) {}
+  ~LeaseOutlet() {
+    if (outlet_ != nullptr) {
+      backend_.metrics().CountRowBytes("out", outlet_->shared(),
+                                       outlet_->bytes());
+    }
+  }
+
+  absl::StatusOr<RowOutlet*> Open(Lease& lease, const std::string& segment) {
+    if (segment.empty()) {
+      outlet_ = std::make_unique<MessageOutlet>(std::move(write_));
+      return outlet_.get();
+    }
+    TORPOR_ASSIGN_OR_RETURN(use_, lease.planes().Use(segment));
+    ServerSegment& s = use_->segment();
+    outlet_ = std::make_unique<SharedOutlet>(
+        &s.memory(),
+        SharedOutlet::Limits{
+            s.stall_limit(),
+            [this, &s] { return call_.cancelled() || s.lost(); }},
+        std::move(write_));
+    return outlet_.get();
+  }
+
+ private:
+  Backend& backend_;
+  Call& call_;
+  RowOutlet::Write write_;
+  // The outlet goes before what it writes into.
+  std::unique_ptr<SegmentUse> use_;
+  std::unique_ptr<RowOutlet> outlet_;
+};
+
 }  // namespace
 
 grpc::ServerReadReactor<v1::BeginResumeRequest>*
@@ -252,16 +154,20 @@ SessionServiceImpl::BeginResume(grpc::CallbackServerContext* context,
               TORPOR_ASSIGN_OR_RETURN(const std::shared_ptr<Lease> lease,
                                       BeginLease(backend_, tenant, input));
               TORPOR_ASSIGN_OR_RETURN(*response, lease->Response());
-              response->mutable_plane()->set_plane(v1::DATA_PLANE_GRPC);
               TORPOR_ASSIGN_OR_RETURN(const std::string id,
                                       backend_.leases().Add(tenant, lease));
               response->set_lease(id);
-              // Nobody learns of it.
-              call.OnCancel([&backend = backend_, tenant, id] {
+              const auto drop = [&backend = backend_, tenant, id] {
                 backend.workers().Post([&backend, tenant, id] {
                   backend.leases().Remove(tenant, id);
                 });
-              });
+              };
+              *response->mutable_plane() =
+                  PlaneFor(backend_, call, *lease, input.header.planes(),
+                           [drop](ServerSegment&) { drop(); })
+                      .choice;
+              // Nobody learns of it.
+              call.OnCancel(drop);
               return absl::OkStatus();
             });
       });
@@ -320,8 +226,11 @@ RawWriter* SessionServiceImpl::ReadRows(grpc::CallbackServerContext* context,
                     "read rows: got tokens [%d, %d), the lease has [0, %d)",
                     asked.begin(), end, cut));
               }
-              RowSender sender(model, shard, write);
-              return SendCompact(*lease, slots, asked.begin(), end, &sender);
+              LeaseOutlet out(backend_, call, write);
+              TORPOR_ASSIGN_OR_RETURN(RowOutlet* const outlet,
+                                      out.Open(*lease, asked.segment()));
+              return SendCompact(*lease, slots, asked.begin(), end, shard,
+                                 outlet);
             });
       });
 }
@@ -340,6 +249,9 @@ RawWriter* SessionServiceImpl::Window(grpc::CallbackServerContext* context,
               TORPOR_ASSIGN_OR_RETURN(
                   const Shard shard, CheckShard(asked.shard(), asked.n_shards(),
                                                 lease->model()->layout));
+              LeaseOutlet out(backend_, call, write);
+              TORPOR_ASSIGN_OR_RETURN(RowOutlet* const outlet,
+                                      out.Open(*lease, asked.segment()));
               TORPOR_ASSIGN_OR_RETURN(
                   const replay::WindowState* window,
                   lease->Window(&backend_.replay(), call.cancelled_fn()));
@@ -348,8 +260,7 @@ RawWriter* SessionServiceImpl::Window(grpc::CallbackServerContext* context,
               if (!write(EncodeMessage(head))) {
                 return absl::CancelledError("window: nobody reads it");
               }
-              RowSender sender(*lease->model(), shard, write);
-              return SendWindow(*lease, *window, &sender);
+              return SendWindow(*lease, *window, shard, outlet);
             });
       });
 }
@@ -402,8 +313,15 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
               v1::ResumeChunk chunk;
               TORPOR_ASSIGN_OR_RETURN(*chunk.mutable_begin(),
                                       lease->Response());
-              chunk.mutable_begin()->mutable_plane()->set_plane(
-                  v1::DATA_PLANE_GRPC);
+              // Its stream sees that the segment is lost.
+              *chunk.mutable_begin()->mutable_plane() =
+                  PlaneFor(backend_, call, *lease, input.header.planes(),
+                           nullptr)
+                      .choice;
+              LeaseOutlet out(backend_, call, write);
+              TORPOR_ASSIGN_OR_RETURN(
+                  RowOutlet* const outlet,
+                  out.Open(*lease, chunk.begin().plane().segment()));
               TORPOR_RETURN_IF_ERROR(send(chunk));
 
               // The window is rebuilt while tokens and compact rows travel.
@@ -433,9 +351,8 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
                     TORPOR_RETURN_IF_ERROR(send(part));
                   }
                 }
-                RowSender sender(*lease->model(), {}, write);
                 return SendCompact(*lease, lease->model()->compact_slots, 0,
-                                   lease->plan().resume_at, &sender);
+                                   lease->plan().resume_at, {}, outlet);
               }();
               if (with_window) rebuilt.Wait();
               TORPOR_RETURN_IF_ERROR(sent);
@@ -444,8 +361,8 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
                 v1::ResumeChunk head;
                 *head.mutable_window() = lease->WindowHeader();
                 TORPOR_RETURN_IF_ERROR(send(head));
-                RowSender sender(*lease->model(), {}, write);
-                TORPOR_RETURN_IF_ERROR(SendWindow(*lease, **window, &sender));
+                TORPOR_RETURN_IF_ERROR(
+                    SendWindow(*lease, **window, {}, outlet));
               }
               v1::ResumeChunk last;
               *last.mutable_receipt() = lease->Receipt();

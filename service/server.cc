@@ -101,6 +101,7 @@ absl::Status ServerOptions::Validate() const {
           absl::StrFormat("%s: got 0, wanted at least 1", name));
     }
   }
+  TORPOR_RETURN_IF_ERROR(backend.segments.Validate());
   for (const std::string& address : listen) {
     if (IsUnix(address)) continue;
     if (address.rfind(':') == std::string::npos) {
@@ -135,6 +136,7 @@ struct Server::Impl {
 
   absl::Status Build();
   absl::Status Listen();
+  absl::Status ListenForSegments(const std::string& path);
   void Upkeep();
 };
 
@@ -159,6 +161,15 @@ absl::Status Server::Impl::Build() {
                       "cpu/%s/%d threads",
                       std::string(kernels::IsaName(options.backend.models.isa)),
                       options.backend.models.n_threads)});
+  return absl::OkStatus();
+}
+
+absl::Status Server::Impl::ListenForSegments(const std::string& path) {
+  const absl::Status status = backend->segments().Listen(path);
+  // A path that leaves no room for the second one: served without.
+  if (!absl::IsInvalidArgument(status)) return status;
+  LogEvent(spdlog::level::warn, "no_shared_memory",
+           {{"listen", path}, {"error", std::string(status.message())}});
   return absl::OkStatus();
 }
 
@@ -190,6 +201,7 @@ absl::Status Server::Impl::Listen() {
           std::unique_ptr<UnixSocketPath> path,
           UnixSocketPath::Take(address.substr(sizeof(kUnixPrefix) - 1)));
       sockets.push_back(std::move(path));
+      TORPOR_RETURN_IF_ERROR(ListenForSegments(sockets.back()->path()));
       builder.AddListeningPort("unix:" + sockets.back()->path(),
                                grpc::InsecureServerCredentials());
     } else {
@@ -289,6 +301,7 @@ void Server::Drain() {
   }
   impl_->wake.NotifyAll();
   if (impl_->upkeep.joinable()) impl_->upkeep.join();
+  impl_->backend->segments().Stop();
 }
 
 }  // namespace torpor::service

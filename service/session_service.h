@@ -41,7 +41,8 @@ template <class Base>
 using WithOtherMethods = v1::SessionService::WithCallbackMethod_List<
     v1::SessionService::WithCallbackMethod_Delete<
         v1::SessionService::WithCallbackMethod_Touch<
-            v1::SessionService::WithCallbackMethod_LookupPrefix<Base>>>>;
+            v1::SessionService::WithCallbackMethod_LookupPrefix<
+                v1::SessionService::WithCallbackMethod_OpenPlane<Base>>>>>;
 
 using SessionServiceBase = WithRowMethods<
     WithMessageMethods<WithOtherMethods<v1::SessionService::Service>>>;
@@ -82,6 +83,11 @@ class SessionServiceImpl final : public SessionServiceBase {
                                     const v1::ReleaseRequest* request,
                                     v1::ResumeReceipt* response) override;
   RawBidi* Resume(grpc::CallbackServerContext* context) override;
+
+  // ---- data planes (service/plane_handlers.cc)
+  grpc::ServerUnaryReactor* OpenPlane(grpc::CallbackServerContext* context,
+                                      const v1::OpenPlaneRequest* request,
+                                      v1::DataPlaneChoice* response) override;
 
   // ---- the rest (service/session_handlers.cc)
   grpc::ServerUnaryReactor* Fork(grpc::CallbackServerContext* context,

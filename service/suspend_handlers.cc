@@ -10,103 +10,14 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "service/convert.h"
+#include "service/data_plane.h"
 #include "service/row_codec.h"
+#include "service/row_intake.h"
 #include "service/session_service.h"
+#include "service/suspend_spec.h"
 
 namespace torpor::service {
 namespace {
-
-absl::Status CheckFloors(const v1::BeginSuspendHeader& header,
-                         const replay::ModelLayout& layout) {
-  for (const v1::Floor& floor : header.floors()) {
-    const uint64_t length = floor.resume_at() - floor.replay_start();
-    if (floor.replay_start() >= floor.resume_at() ||
-        floor.resume_at() > header.kv_len() ||
-        floor.layer_begin() >= layout.n_layers ||
-        (floor.replay_start() != 0 && length < layout.LargestWindow())) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "floor at %d: got replay start %d and layer %d, wanted a replay of "
-          "at least the largest window, %d, up to kv_len, %d, at most, and a "
-          "layer below %d",
-          floor.resume_at(), floor.replay_start(), floor.layer_begin(),
-          layout.LargestWindow(), header.kv_len(), layout.n_layers));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckShards(uint32_t n_shards, const replay::ModelLayout& layout) {
-  if (n_shards <= 1) return absl::OkStatus();
-  for (const replay::Slot& slot : layout.slots) {
-    if (slot.shard_axis == replay::ShardAxis::kHeads &&
-        slot.n_heads % n_shards != 0) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "n_ranks: got %d, which does not divide the %d heads of slot '%s'",
-          n_shards, slot.n_heads, slot.name));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The header as the store's spec; tokens are appended as they come.
-absl::StatusOr<store::SuspendSpec> SpecOf(const v1::BeginSuspendHeader& header,
-                                          uint32_t tenant,
-                                          const RegisteredModel& model) {
-  if (const auto difference =
-          FirstContradiction(header.fingerprint(), model.fingerprint)) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("model '%s': %s", model.name, *difference));
-  }
-  TORPOR_RETURN_IF_ERROR(CheckFloors(header, model.layout));
-  TORPOR_RETURN_IF_ERROR(CheckShards(header.n_ranks(), model.layout));
-  store::SuspendSpec spec;
-  spec.session = {tenant, header.session()};
-  spec.expected_version = header.expected_version();
-  spec.operation_id = header.operation_id();
-  spec.model = model.name;
-  spec.fingerprint_fields = ToProto(model.fingerprint).SerializeAsString();
-  spec.numerics_id = header.numerics_id();
-  spec.holder = header.holder();
-  spec.layout = model.record_layout();
-  spec.tokens_kept = header.tokens_kept();
-  spec.kv_len = header.kv_len();
-  spec.n_shards = std::max(1U, header.n_ranks());
-  for (const v1::Floor& floor : header.floors()) {
-    spec.floors.push_back(
-        {floor.resume_at(), floor.replay_start(), floor.layer_begin()});
-  }
-  for (const v1::ProvenanceRange& range : header.provenance()) {
-    if (range.provenance() > v1::PROVENANCE_UNKNOWN) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "provenance of [%d, %d): got %d, wanted one of the "
-          "known kinds",
-          range.begin(), range.end(), static_cast<int>(range.provenance())));
-    }
-    spec.provenance.push_back(
-        {range.begin(), range.end(),
-         range.provenance() == v1::PROVENANCE_UNSPECIFIED
-             ? store::Provenance::kUnknown
-             : static_cast<store::Provenance>(range.provenance())});
-  }
-  TORPOR_ASSIGN_OR_RETURN(spec.session_class,
-                          FromProto(header.session_class()));
-  TORPOR_ASSIGN_OR_RETURN(
-      spec.ttl_seconds, SecondsFromProto("ttl_seconds", header.ttl_seconds()));
-  spec.labels.insert(header.labels().begin(), header.labels().end());
-  if (header.with_snapshot()) {
-    for (const uint32_t index : model.layout.SnapshotSlots()) {
-      const replay::Slot& slot = model.layout.slots[index];
-      const uint64_t first = replay::FirstRowOwed(slot, header.kv_len());
-      // A recurrent state is one row a session.
-      const store::RowRange rows =
-          slot.kind == replay::SlotKind::kRecurrent
-              ? store::RowRange{0, 1}
-              : store::RowRange{first, header.kv_len()};
-      spec.snapshot.push_back({index, slot.row_bytes, rows});
-    }
-  }
-  return spec;
-}
 
 // A ticket, or the receipt of an operation that was committed before.
 struct Begun {
@@ -174,59 +85,103 @@ void FillWanted(const Begun& begun, v1::BeginSuspendResponse* response) {
     add(slot.id, slot.rows);
   }
   response->set_block_size(model.block_size);
-  response->mutable_plane()->set_plane(v1::DATA_PLANE_GRPC);
 }
 
-// One message's pieces into the ticket; returns their bytes.
-absl::StatusOr<uint64_t> PutPieces(Call& call, Ticket& ticket,
-                                   const RowMessage& message) {
-  if (message.data.size() > kMaxRowBytesPerMessage) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("row message: got %d bytes of rows, wanted at most %d",
-                        message.data.size(), kMaxRowBytesPerMessage));
+// Bytes of the rows that a ticket wants.
+uint64_t BytesOf(const v1::BeginSuspendResponse& response,
+                 const replay::ModelLayout& layout) {
+  uint64_t bytes = 0;
+  for (const v1::SlotRows& rows : response.wanted()) {
+    bytes += (rows.row_end() - rows.row_begin()) *
+             layout.slots[rows.slot()].row_bytes;
   }
-  std::span<const uint8_t> rest = message.data;
-  for (const v1::RowPiece& p : message.pieces) {
-    const replay::ModelLayout& layout = ticket.model->layout;
-    if (p.slot() >= layout.slots.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("rows of slot %d: the layout has %d slots", p.slot(),
-                          layout.slots.size()));
-    }
-    const replay::Slot& slot = layout.slots[p.slot()];
-    store::RowPiece piece;
-    const auto compact = ticket.model->compact_index.find(p.slot());
-    piece.snapshot = compact == ticket.model->compact_index.end();
-    piece.slot = piece.snapshot ? p.slot() : compact->second;
-    piece.shard = p.shard();
-    piece.n_shards =
-        slot.shard_axis == replay::ShardAxis::kHeads ? ticket.n_shards : 1;
-    piece.row_begin = p.row_begin();
-    piece.n_rows = p.n_rows();
-    piece.checksum = p.checksum();
-    const uint32_t row_bytes = slot.row_bytes / piece.n_shards;
-    if (p.row_bytes() != row_bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("rows of slot '%s': got %d bytes a row, wanted %d",
-                          slot.name, p.row_bytes(), row_bytes));
-    }
-    const uint64_t bytes = uint64_t{p.n_rows()} * row_bytes;
-    if (bytes > rest.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "rows [%d, +%d) of slot '%s': %d bytes of the message are left, "
-          "wanted %d",
-          p.row_begin(), p.n_rows(), slot.name, rest.size(), bytes));
-    }
-    TORPOR_RETURN_IF_ERROR(
-        ticket.stored->Put(piece, rest.first(bytes), call.cancelled_fn()));
-    rest = rest.subspan(bytes);
-  }
-  if (!rest.empty()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "row message: %d bytes that no piece describes", rest.size()));
-  }
-  return message.data.size();
+  return bytes;
 }
+
+// A piece as the ticket's store knows it.
+absl::StatusOr<store::RowPiece> StorePiece(const Ticket& ticket,
+                                           const v1::RowPiece& p) {
+  const replay::ModelLayout& layout = ticket.model->layout;
+  if (p.slot() >= layout.slots.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rows of slot %d: the layout has %d slots", p.slot(),
+                        layout.slots.size()));
+  }
+  const replay::Slot& slot = layout.slots[p.slot()];
+  store::RowPiece piece;
+  const auto compact = ticket.model->compact_index.find(p.slot());
+  piece.snapshot = compact == ticket.model->compact_index.end();
+  piece.slot = piece.snapshot ? p.slot() : compact->second;
+  piece.shard = p.shard();
+  piece.n_shards =
+      slot.shard_axis == replay::ShardAxis::kHeads ? ticket.n_shards : 1;
+  piece.row_begin = p.row_begin();
+  piece.n_rows = p.n_rows();
+  piece.checksum = p.checksum();
+  const uint32_t row_bytes = slot.row_bytes / piece.n_shards;
+  if (p.row_bytes() != row_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rows of slot '%s': got %d bytes a row, wanted %d",
+                        slot.name, p.row_bytes(), row_bytes));
+  }
+  return piece;
+}
+
+// The rows of one stream on their way into a ticket.
+class TicketIntake {
+ public:
+  TicketIntake(Backend& backend, Call& call) : backend_(backend), call_(call) {}
+  ~TicketIntake() {
+    backend_.metrics().CountRowBytes("in", false, message_bytes_);
+    backend_.metrics().CountRowBytes("in", true, shared_bytes_);
+  }
+
+  // The segment that the stream names, or none.
+  absl::Status Open(std::shared_ptr<Ticket> ticket,
+                    const std::string& segment) {
+    ticket_ = std::move(ticket);
+    if (!segment.empty()) {
+      TORPOR_ASSIGN_OR_RETURN(use_, ticket_->planes.Use(segment));
+    }
+    intake_ = std::make_unique<RowIntake>(
+        use_ == nullptr ? nullptr : &use_->segment().memory());
+    return absl::OkStatus();
+  }
+
+  // One message's pieces; verified by the ticket, behind any copy.
+  absl::Status Put(const RowMessage& message) {
+    const uint64_t before = intake_->shared_bytes();
+    TORPOR_RETURN_IF_ERROR(intake_->Begin(message));
+    for (const v1::RowPiece& p : message.pieces) {
+      TORPOR_ASSIGN_OR_RETURN(const store::RowPiece piece,
+                              StorePiece(*ticket_, p));
+      TORPOR_ASSIGN_OR_RETURN(const std::span<const uint8_t> rows,
+                              intake_->Take(p));
+      TORPOR_RETURN_IF_ERROR(
+          ticket_->stored->Put(piece, rows, call_.cancelled_fn()));
+    }
+    TORPOR_RETURN_IF_ERROR(intake_->End());
+    const uint64_t shared = intake_->shared_bytes() - before;
+    ticket_->planes.AddBytes(shared);
+    shared_bytes_ += shared;
+    message_bytes_ += message.data.size();
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] uint64_t bytes() const {
+    return message_bytes_ + shared_bytes_;
+  }
+
+ private:
+  Backend& backend_;
+  Call& call_;
+  std::shared_ptr<Ticket> ticket_;
+  // The intake goes before what it reads.
+  std::unique_ptr<SegmentUse> use_;
+  std::unique_ptr<RowIntake> intake_;
+  uint64_t message_bytes_ = 0;
+  uint64_t shared_bytes_ = 0;
+};
 
 absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
                                                 Ticket& ticket,
@@ -251,6 +206,7 @@ absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
   TORPOR_ASSIGN_OR_RETURN(const store::SuspendReceipt receipt,
                           ticket.stored->Commit(std::move(attachments)));
   v1::SuspendReceipt out = ToProto(ticket.session, receipt);
+  out.set_shared_memory_bytes(ticket.planes.bytes());
   const auto since = std::chrono::steady_clock::now() - ticket.begun;
   const auto total = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(since).count());
@@ -288,6 +244,7 @@ SessionServiceImpl::BeginSuspend(grpc::CallbackServerContext* context,
                 return absl::InvalidArgumentError(
                     "suspend: the first message is no header");
               }
+              const v1::DataPlaneOffer offer = message.header().planes();
               TORPOR_ASSIGN_OR_RETURN(
                   const auto model,
                   backend_.models().Get(message.header().model()));
@@ -310,18 +267,31 @@ SessionServiceImpl::BeginSuspend(grpc::CallbackServerContext* context,
                 return absl::OkStatus();
               }
               FillWanted(begun, response);
+              begun.ticket->row_bytes = BytesOf(*response, model->layout);
               TORPOR_ASSIGN_OR_RETURN(
                   const std::string id,
                   backend_.tickets().Add(tenant, begun.ticket));
               response->set_ticket(id);
-              // Nobody learns of it: a lost connection looks like the end of
-              // the tokens until the cancellation arrives.
-              call.OnCancel([&backend = backend_, tenant, id] {
+              const auto drop = [&backend = backend_, tenant, id] {
                 backend.workers().Post([&backend, tenant, id] {
                   const auto ticket = backend.tickets().Remove(tenant, id);
                   if (ticket != nullptr) ticket->stored->Cancel();
                 });
-              });
+              };
+              PlaneAnswer plane =
+                  ChoosePlane(&backend_.segments(),
+                              {.offer = &offer,
+                               .peer = call.context()->peer(),
+                               .bytes = begun.ticket->row_bytes,
+                               .flow = Flow::kToServer,
+                               .on_lost = [drop](ServerSegment&) { drop(); }});
+              *response->mutable_plane() = std::move(plane.choice);
+              if (plane.segment != nullptr) {
+                begun.ticket->planes.Add(std::move(plane.segment));
+              }
+              // Nobody learns of it: a lost connection looks like the end of
+              // the tokens until the cancellation arrives.
+              call.OnCancel(drop);
               return absl::OkStatus();
             });
       });
@@ -333,10 +303,9 @@ RawReader* SessionServiceImpl::PutRows(grpc::CallbackServerContext* context,
       context, &backend_.workers(), [=, this](Call& call, auto read) {
         return backend_.Serve(
             "PutRows", call, [&](uint32_t tenant) -> absl::Status {
-              std::shared_ptr<Ticket> ticket;
+              TicketIntake intake(backend_, call);
               std::string name;
               grpc::ByteBuffer buffer;
-              v1::PutRowsResponse answer;
               while (read(&buffer)) {
                 TORPOR_ASSIGN_OR_RETURN(const RowMessage message,
                                         DecodeRowMessage(buffer));
@@ -345,26 +314,28 @@ RawReader* SessionServiceImpl::PutRows(grpc::CallbackServerContext* context,
                   return absl::InvalidArgumentError(
                       "put rows: a message does not parse");
                 }
-                if (ticket == nullptr) {
+                if (name.empty()) {
                   if (rest.ticket().empty()) break;
                   name = rest.ticket();
-                  TORPOR_ASSIGN_OR_RETURN(ticket,
+                  TORPOR_ASSIGN_OR_RETURN(std::shared_ptr<Ticket> ticket,
                                           backend_.tickets().Get(tenant, name));
+                  TORPOR_RETURN_IF_ERROR(
+                      intake.Open(std::move(ticket), rest.segment()));
                 } else if (!rest.ticket().empty() && rest.ticket() != name) {
                   return absl::InvalidArgumentError(absl::StrFormat(
                       "put rows: got ticket '%s' on a stream of ticket '%s'",
                       rest.ticket(), name));
                 }
-                TORPOR_ASSIGN_OR_RETURN(const uint64_t bytes,
-                                        PutPieces(call, *ticket, message));
-                answer.set_bytes_received(answer.bytes_received() + bytes);
+                TORPOR_RETURN_IF_ERROR(intake.Put(message));
                 buffer.Clear();
               }
               if (call.cancelled()) return absl::CancelledError("put rows");
-              if (ticket == nullptr) {
+              if (name.empty()) {
                 return absl::InvalidArgumentError(
                     "put rows: the first message names no ticket");
               }
+              v1::PutRowsResponse answer;
+              answer.set_bytes_received(intake.bytes());
               *response = EncodeMessage(answer);
               return absl::OkStatus();
             });
@@ -414,6 +385,7 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
               std::shared_ptr<const RegisteredModel> model;
               std::optional<store::SuspendSpec> spec;
               std::shared_ptr<Ticket> ticket;
+              TicketIntake intake(backend_, call);
               std::unique_ptr<CancelWithCall> cancel;
               grpc::ByteBuffer buffer;
               // Begins with the first message that needs a ticket.
@@ -427,7 +399,7 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                 }
                 ticket = begun.ticket;
                 cancel = std::make_unique<CancelWithCall>(call, ticket);
-                return absl::OkStatus();
+                return intake.Open(ticket, "");
               };
               while (read(&buffer)) {
                 TORPOR_ASSIGN_OR_RETURN(const RowMessage rows,
@@ -468,8 +440,7 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                     // Committed before: its receipt is the answer.
                     if (ticket == nullptr) return absl::OkStatus();
                   }
-                  TORPOR_RETURN_IF_ERROR(
-                      PutPieces(call, *ticket, rows).status());
+                  TORPOR_RETURN_IF_ERROR(intake.Put(rows));
                 }
                 if (rest.has_commit()) {
                   TORPOR_ASSIGN_OR_RETURN(

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_format.h"
@@ -72,6 +73,14 @@ int Main(int argc, char** argv) {
   double timeout_seconds = 600;
   app.add_option("--timeout", timeout_seconds, "Seconds for one call")
       ->capture_default_str();
+  const std::map<std::string, RowPlane> planes = {
+      {"auto", RowPlane::kAuto},
+      {"grpc", RowPlane::kGrpc},
+      {"shm", RowPlane::kSharedMemory}};
+  app.add_option("--plane", context.client.plane,
+                 "How rows travel: auto, grpc or shm (default auto: shared "
+                 "memory over unix sockets)")
+      ->transform(CLI::CheckedTransformer(planes));
   app.add_flag("--json", context.json, "Machine-readable output");
 
   Run run;

@@ -65,6 +65,12 @@ isa = "avx2"
 threads = 21
 memory_bytes = 22
 max_batch = 23
+[plane]
+shared_memory = false
+segment_bytes = 41
+max_bytes = 42
+take_limit_ms = 43
+stall_limit_ms = 44
 [limits]
 calls = 24
 tickets = 25
@@ -102,6 +108,11 @@ number = 29
   EXPECT_EQ(s.store.pinned_max_bytes, 20);
   EXPECT_EQ(config_.isa, "avx2");
   EXPECT_EQ(config_.threads, 21);
+  EXPECT_FALSE(s.backend.segments.enabled);
+  EXPECT_EQ(s.backend.segments.segment_bytes, 41);
+  EXPECT_EQ(s.backend.segments.max_bytes, 42);
+  EXPECT_EQ(s.backend.segments.take_limit.count(), 43);
+  EXPECT_EQ(s.backend.segments.stall_limit.count(), 44);
   EXPECT_EQ(s.backend.replay.memory_bytes, 22);
   EXPECT_EQ(s.backend.replay.max_batch, 23);
   EXPECT_EQ(s.backend.max_calls, 24);

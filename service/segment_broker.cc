@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/segment_broker.h"
+
+#include <poll.h>
+#include <sodium.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "service/fd_socket.h"
+
+namespace torpor::service {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr size_t kNonceBytes = 16;
+constexpr uint64_t kLeastBytes = uint64_t{1} << 20;
+constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+constexpr uint64_t kGranularity = uint64_t{64} << 10;
+// Connections that have not shown a nonce yet.
+constexpr size_t kMostGreeting = 64;
+constexpr std::chrono::seconds kGreetingLimit{5};
+// After accept failed, for want of descriptors for example.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+
+std::string RandomBytes(size_t n) {
+  std::string out(n, '\0');
+  randombytes_buf(out.data(), n);
+  return out;
+}
+
+}  // namespace
+
+absl::Status SegmentOptions::Validate() const {
+  if (segment_bytes < kLeastBytes || segment_bytes > kMostBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("plane.segment_bytes: got %d, wanted %d to %d",
+                        segment_bytes, kLeastBytes, kMostBytes));
+  }
+  if (max_bytes < segment_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plane.max_bytes: got %d, wanted at least plane.segment_bytes, %d",
+        max_bytes, segment_bytes));
+  }
+  for (const auto& [name, limit] :
+       {std::pair{"plane.take_limit_ms", take_limit},
+        std::pair{"plane.stall_limit_ms", stall_limit}}) {
+    if (limit.count() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: got 0, wanted at least 1", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What segments, callers and the thread share.
+struct ServerSegment::Shared {
+  explicit Shared(const SegmentOptions& o)
+      : options(o), wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  // A segment that waits for its client.
+  struct Offered {
+    std::weak_ptr<ServerSegment> segment;
+    std::function<void(ServerSegment&)> on_lost;
+    SteadyClock::time_point deadline;
+  };
+
+  void Wake() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(wake.get(), &one, sizeof(one));
+  }
+
+  const SegmentOptions options;
+  const UniqueFd wake;
+  mutable Mutex mu;
+  bool stopping ABSL_GUARDED_BY(mu) = false;
+  std::vector<UniqueFd> new_listeners ABSL_GUARDED_BY(mu);
+  bool listening ABSL_GUARDED_BY(mu) = false;
+  std::map<std::string, Offered> offered ABSL_GUARDED_BY(mu);
+  size_t segments ABSL_GUARDED_BY(mu) = 0;
+  uint64_t bytes ABSL_GUARDED_BY(mu) = 0;
+};
+
+ServerSegment::ServerSegment(std::shared_ptr<Shared> shared,
+                             std::unique_ptr<ShmSegment> memory, std::string id,
+                             Flow flow, uint64_t charged)
+    : shared_(std::move(shared)),
+      memory_(std::move(memory)),
+      id_(std::move(id)),
+      flow_(flow),
+      charged_(charged) {}
+
+ServerSegment::~ServerSegment() {
+  {
+    MutexLock lock(&shared_->mu);
+    --shared_->segments;
+    shared_->bytes -= charged_;
+  }
+  // Its connection is closed by the thread.
+  shared_->Wake();
+}
+
+std::chrono::milliseconds ServerSegment::stall_limit() const {
+  return shared_->options.stall_limit;
+}
+
+// The broker's thread: listeners, connections that greet, connections that
+// hold a segment.
+class SegmentBroker::Loop {
+ public:
+  explicit Loop(std::shared_ptr<ServerSegment::Shared> shared)
+      : shared_(std::move(shared)) {}
+
+  void Run() {
+    while (Wait()) {
+      Accept();
+      Greet();
+      Watch();
+      ExpireOffers();
+    }
+  }
+
+ private:
+  using Offered = ServerSegment::Shared::Offered;
+  struct Greeting {
+    UniqueFd fd;
+    SteadyClock::time_point deadline;
+    std::string said;
+    bool done = false;
+  };
+  struct Holding {
+    UniqueFd fd;
+    std::weak_ptr<ServerSegment> segment;
+    std::function<void(ServerSegment&)> on_lost;
+  };
+
+  // Until something happens or is due; false to stop.
+  bool Wait() {
+    SteadyClock::time_point due = SteadyClock::now() + std::chrono::hours(1);
+    {
+      MutexLock lock(&shared_->mu);
+      if (shared_->stopping) return false;
+      for (UniqueFd& fd : shared_->new_listeners) {
+        listeners_.push_back(std::move(fd));
+      }
+      shared_->new_listeners.clear();
+      for (const auto& [nonce, offered] : shared_->offered) {
+        due = std::min(due, offered.deadline);
+      }
+    }
+    std::vector<pollfd> fds = {{shared_->wake.get(), POLLIN, 0}};
+    if (SteadyClock::now() < accept_after_) {
+      due = std::min(due, accept_after_);
+    } else if (greeting_.size() < kMostGreeting) {
+      for (const UniqueFd& fd : listeners_)
+        fds.push_back({fd.get(), POLLIN, 0});
+    }
+    for (const Greeting& g : greeting_) {
+      fds.push_back({g.fd.get(), POLLIN, 0});
+      due = std::min(due, g.deadline);
+    }
+    for (const Holding& h : holding_) {
+      fds.push_back({h.fd.get(), POLLIN | POLLRDHUP, 0});
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        due - SteadyClock::now());
+    poll(fds.data(), fds.size(),
+         static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
+    uint64_t woken = 0;
+    [[maybe_unused]] const ssize_t n =
+        read(shared_->wake.get(), &woken, sizeof(woken));
+    return true;
+  }
+
+  void Accept() {
+    if (SteadyClock::now() < accept_after_) return;
+    for (const UniqueFd& listener : listeners_) {
+      while (greeting_.size() < kMostGreeting) {
+        UniqueFd fd(accept4(listener.get(), nullptr, nullptr,
+                            SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (!fd.valid()) {
+          if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) {
+            accept_after_ = SteadyClock::now() + kAcceptPause;
+          }
+          break;
+        }
+        greeting_.push_back(
+            {std::move(fd), SteadyClock::now() + kGreetingLimit, {}});
+      }
+    }
+  }
+
+  void Greet() {
+    for (Greeting& g : greeting_) {
+      std::array<char, kNonceBytes> part;
+      const ssize_t n =
+          recv(g.fd.get(), part.data(), kNonceBytes - g.said.size(), 0);
+      if (n > 0) g.said.append(part.data(), static_cast<size_t>(n));
+      if (g.said.size() == kNonceBytes) {
+        HandOver(&g);
+      } else if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) ||
+                 SteadyClock::now() >= g.deadline) {
+        g.done = true;
+      }
+    }
+    std::erase_if(greeting_, [](const Greeting& g) { return g.done; });
+  }
+
+  // Somebody showed a nonce: the segment, or why not.
+  void HandOver(Greeting* g) {
+    g->done = true;
+    const absl::StatusOr<uid_t> uid = PeerUid(g->fd.get());
+    if (!uid.ok() || (*uid != geteuid() && *uid != 0)) {
+      SendDescriptors(g->fd.get(),
+                      static_cast<uint8_t>(absl::StatusCode::kPermissionDenied),
+                      {});
+      return;
+    }
+    std::optional<Offered> offered;
+    {
+      MutexLock lock(&shared_->mu);
+      const auto it = shared_->offered.find(g->said);
+      if (it != shared_->offered.end()) {
+        offered = std::move(it->second);
+        shared_->offered.erase(it);
+      }
+    }
+    const std::shared_ptr<ServerSegment> segment =
+        offered.has_value() ? offered->segment.lock() : nullptr;
+    if (segment == nullptr || SteadyClock::now() >= offered->deadline) {
+      SendDescriptors(g->fd.get(),
+                      static_cast<uint8_t>(absl::StatusCode::kNotFound), {});
+      if (segment != nullptr) Lose(segment, offered->on_lost);
+      return;
+    }
+    ShmSegment& memory = segment->memory();
+    if (!SendDescriptors(
+            g->fd.get(), 0,
+            std::array<int, 2>{memory.segment_fd(), memory.control_fd()})) {
+      Lose(segment, offered->on_lost);
+      return;
+    }
+    holding_.push_back(
+        {std::move(g->fd), segment, std::move(offered->on_lost)});
+  }
+
+  // Connections that ended, and those whose segment was freed.
+  void Watch() {
+    std::erase_if(holding_, [&](Holding& h) {
+      const std::shared_ptr<ServerSegment> segment = h.segment.lock();
+      if (segment == nullptr) return true;
+      if (!HungUp(h.fd.get())) return false;
+      Lose(segment, h.on_lost);
+      return true;
+    });
+  }
+
+  void ExpireOffers() {
+    std::vector<Offered> expired;
+    {
+      MutexLock lock(&shared_->mu);
+      const auto now = SteadyClock::now();
+      std::erase_if(shared_->offered, [&](auto& entry) {
+        if (now < entry.second.deadline) return false;
+        expired.push_back(std::move(entry.second));
+        return true;
+      });
+    }
+    for (Offered& offered : expired) {
+      if (const auto segment = offered.segment.lock()) {
+        Lose(segment, offered.on_lost);
+      }
+    }
+  }
+
+  static void Lose(const std::shared_ptr<ServerSegment>& segment,
+                   const std::function<void(ServerSegment&)>& on_lost) {
+    segment->lost_.store(true);
+    if (on_lost) on_lost(*segment);
+  }
+
+  const std::shared_ptr<ServerSegment::Shared> shared_;
+  std::vector<UniqueFd> listeners_;
+  std::vector<Greeting> greeting_;
+  std::vector<Holding> holding_;
+  SteadyClock::time_point accept_after_;
+};
+
+SegmentBroker::SegmentBroker(const SegmentOptions& options)
+    : shared_(std::make_shared<ServerSegment::Shared>(options)),
+      loop_(std::make_unique<Loop>(shared_)) {}
+
+SegmentBroker::~SegmentBroker() { Stop(); }
+
+absl::Status SegmentBroker::Listen(const std::string& path) {
+  if (!shared_->options.enabled) return absl::OkStatus();
+  TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<UnixSocketPath> taken,
+                          UnixSocketPath::Take(FdSocketPath(path)));
+  TORPOR_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(taken->path()));
+  paths_.push_back(std::move(taken));
+  {
+    MutexLock lock(&shared_->mu);
+    shared_->new_listeners.push_back(std::move(listener));
+    shared_->listening = true;
+  }
+  shared_->Wake();
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { loop_->Run(); });
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SegmentBroker::Made> SegmentBroker::Make(
+    uint64_t wanted, Flow flow, std::function<void(ServerSegment&)> on_lost) {
+  const SegmentOptions& options = shared_->options;
+  if (!options.enabled) {
+    return absl::UnavailableError("disabled by plane.shared_memory");
+  }
+  const uint64_t rounded =
+      (std::min(wanted, options.segment_bytes) + kGranularity - 1) /
+      kGranularity * kGranularity;
+  const uint64_t bytes =
+      std::clamp(rounded, kLeastBytes, options.segment_bytes);
+  {
+    MutexLock lock(&shared_->mu);
+    if (!shared_->listening || shared_->stopping) {
+      return absl::UnavailableError("no descriptor socket is served");
+    }
+    if (shared_->bytes + bytes > options.max_bytes) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "too many segments: %d hold %d bytes of %d (plane.max_bytes)",
+          shared_->segments, shared_->bytes, options.max_bytes));
+    }
+    ++shared_->segments;
+    shared_->bytes += bytes;
+  }
+  absl::StatusOr<std::unique_ptr<ShmSegment>> memory =
+      ShmSegment::Create(bytes, flow);
+  if (!memory.ok()) {
+    MutexLock lock(&shared_->mu);
+    --shared_->segments;
+    shared_->bytes -= bytes;
+    return memory.status();
+  }
+  Made made;
+  made.segment = std::shared_ptr<ServerSegment>(
+      new ServerSegment(shared_, *std::move(memory),
+                        absl::BytesToHexString(RandomBytes(8)), flow, bytes));
+  made.nonce = RandomBytes(kNonceBytes);
+  {
+    MutexLock lock(&shared_->mu);
+    shared_->offered[made.nonce] = {made.segment, std::move(on_lost),
+                                    SteadyClock::now() + options.take_limit};
+  }
+  shared_->Wake();
+  return made;
+}
+
+void SegmentBroker::Stop() {
+  {
+    MutexLock lock(&shared_->mu);
+    shared_->stopping = true;
+    shared_->offered.clear();
+  }
+  shared_->Wake();
+  if (thread_.joinable()) thread_.join();
+  // Descriptors first: the paths are removed only when nobody answers there.
+  loop_.reset();
+  {
+    MutexLock lock(&shared_->mu);
+    shared_->new_listeners.clear();
+  }
+  paths_.clear();
+}
+
+SegmentBroker::Stats SegmentBroker::stats() const {
+  MutexLock lock(&shared_->mu);
+  return {shared_->segments, shared_->bytes};
+}
+
+}  // namespace torpor::service

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's shared-memory segments: made within a budget, each handed once
+// to the process that shows its nonce and runs as the daemon's user (or root),
+// over `<listen>.fd`. That connection is the sign of life: when it closes, the
+// segment is lost and its owner is told. One thread serves all connections;
+// everything here is thread-safe.
+
+#ifndef TORPOR_SERVICE_SEGMENT_BROKER_H_
+#define TORPOR_SERVICE_SEGMENT_BROKER_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "service/shm_segment.h"
+#include "service/unix_socket.h"
+
+namespace torpor::service {
+
+struct SegmentOptions {
+  bool enabled = true;
+  // Most of one segment, 1 MiB to 1 GiB. Short sessions get less.
+  uint64_t segment_bytes = uint64_t{16} << 20;
+  // Of all segments at once; each counts at least 1 MiB.
+  uint64_t max_bytes = uint64_t{128} << 20;
+  // How long a segment waits to be taken.
+  std::chrono::milliseconds take_limit{10'000};
+  // How long a stream waits for its consumer to get on.
+  std::chrono::milliseconds stall_limit{30'000};
+
+  // kInvalidArgument names the option.
+  [[nodiscard]] absl::Status Validate() const;
+};
+
+class SegmentBroker;
+
+// Belongs to a ticket or lease; freed with the last reference.
+class ServerSegment {
+ public:
+  ~ServerSegment();
+  ServerSegment(const ServerSegment&) = delete;
+  ServerSegment& operator=(const ServerSegment&) = delete;
+
+  ShmSegment& memory() { return *memory_; }
+  [[nodiscard]] const std::string& id() const { return id_; }
+  [[nodiscard]] Flow flow() const { return flow_; }
+  [[nodiscard]] std::chrono::milliseconds stall_limit() const;
+  // Whether its client is gone, or never came.
+  [[nodiscard]] bool lost() const { return lost_.load(); }
+
+  // One stream at a time: false when there is one.
+  bool BeginUse() { return !in_use_.exchange(true); }
+  void EndUse() { in_use_.store(false); }
+
+ private:
+  friend class SegmentBroker;
+  struct Shared;
+  ServerSegment(std::shared_ptr<Shared> shared,
+                std::unique_ptr<ShmSegment> memory, std::string id, Flow flow,
+                uint64_t charged);
+
+  const std::shared_ptr<Shared> shared_;
+  const std::unique_ptr<ShmSegment> memory_;
+  const std::string id_;
+  const Flow flow_;
+  const uint64_t charged_;
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> in_use_{false};
+};
+
+class SegmentBroker {
+ public:
+  explicit SegmentBroker(const SegmentOptions& options);
+  ~SegmentBroker();
+  SegmentBroker(const SegmentBroker&) = delete;
+  SegmentBroker& operator=(const SegmentBroker&) = delete;
+
+  // Serves `<path>.fd` beside a socket of the daemon. Errors as those of
+  // UnixSocketPath::Take.
+  absl::Status Listen(const std::string& path);
+
+  struct Made {
+    std::shared_ptr<ServerSegment> segment;
+    std::string nonce;
+  };
+  // Room for `wanted` bytes as far as a segment may have them. `on_lost` runs
+  // once, on the broker's thread, when the client is gone or never came, unless
+  // the segment was freed before; it must not wait. kUnavailable when no
+  // segments are served here, kResourceExhausted when there are too many.
+  absl::StatusOr<Made> Make(uint64_t wanted, Flow flow,
+                            std::function<void(ServerSegment&)> on_lost);
+
+  // Ends the thread, closes connections and removes the sockets; on_lost does
+  // not run any more when it returns. Idempotent.
+  void Stop();
+
+  struct Stats {
+    size_t segments = 0;
+    uint64_t bytes = 0;
+  };
+  [[nodiscard]] Stats stats() const;
+
+ private:
+  class Loop;
+
+  const std::shared_ptr<ServerSegment::Shared> shared_;
+  std::vector<std::unique_ptr<UnixSocketPath>> paths_;
+  std::unique_ptr<Loop> loop_;
+  std::thread thread_;
+};
+
+}  // namespace torpor::service
+
+#endif  // TORPOR_SERVICE_SEGMENT_BROKER_H_

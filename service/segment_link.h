@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A client's hold on a segment of the daemon: the descriptors taken over
+// `<listen>.fd`, mapped, and the connection that says it is alive.
+
+#ifndef TORPOR_SERVICE_SEGMENT_LINK_H_
+#define TORPOR_SERVICE_SEGMENT_LINK_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "service/shm_segment.h"
+#include "service/unique_fd.h"
+#include "torpor/v1/session_service.pb.h"
+
+namespace torpor::service {
+
+// The path of "unix:///path" or "unix:/path"; empty for other addresses.
+std::string UnixPathOf(const std::string& address);
+
+class SegmentLink {
+ public:
+  // `listen_path` is the daemon's socket. kUnavailable when the descriptor
+  // socket does not answer, kNotFound for a nonce it does not know (any more),
+  // kPermissionDenied when we are another user.
+  static absl::StatusOr<std::unique_ptr<SegmentLink>> Take(
+      const std::string& listen_path, const v1::DataPlaneChoice& choice,
+      Flow flow);
+
+  ShmSegment& memory() { return *memory_; }
+  // Whether the daemon has let the segment go.
+  [[nodiscard]] bool lost() const;
+
+ private:
+  SegmentLink(UniqueFd connection, std::unique_ptr<ShmSegment> memory)
+      : connection_(std::move(connection)), memory_(std::move(memory)) {}
+
+  const UniqueFd connection_;
+  const std::unique_ptr<ShmSegment> memory_;
+};
+
+}  // namespace torpor::service
+
+#endif  // TORPOR_SERVICE_SEGMENT_LINK_H_

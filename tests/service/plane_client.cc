@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/service/plane_client.h"
+
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "service/status.h"
+
+namespace torpor::service {
+namespace {
+
+constexpr std::chrono::seconds kLimit{120};
+
+void SetDeadline(grpc::ClientContext* context) {
+  context->set_deadline(std::chrono::system_clock::now() + kLimit);
+}
+
+}  // namespace
+
+v1::DataPlaneOffer Offer(const std::vector<v1::DataPlane>& planes) {
+  v1::DataPlaneOffer offer;
+  for (const v1::DataPlane plane : planes) offer.add_planes(plane);
+  return offer;
+}
+
+absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message) {
+  const std::string data = std::move(*message->mutable_data());
+  message->clear_data();
+  size_t at = 0;
+  for (v1::RowPiece& piece : *message->mutable_pieces()) {
+    const size_t n = size_t{piece.n_rows()} * piece.row_bytes();
+    TORPOR_ASSIGN_OR_RETURN(const RingRoom room,
+                            ring->Reserve(n, kLimit, nullptr));
+    std::copy_n(data.begin() + static_cast<ptrdiff_t>(at), n,
+                room.bytes.begin());
+    piece.set_position(room.position);
+    at += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> PutShared(v1::SessionService::Stub* stub,
+                                   const std::string& ticket,
+                                   const v1::DataPlaneChoice& choice,
+                                   SegmentLink* link,
+                                   std::vector<v1::PutRowsRequest> messages) {
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::PutRowsResponse response;
+  const auto writer = stub->PutRows(&context, &response);
+  v1::PutRowsRequest first;
+  first.set_ticket(ticket);
+  first.set_segment(choice.segment());
+  bool writing = writer->Write(first);
+  RingProducer ring(&link->memory());
+  for (v1::PutRowsRequest& message : messages) {
+    if (!writing) break;
+    TORPOR_RETURN_IF_ERROR(LayInto(&ring, &message));
+    writing = writer->Write(message);
+  }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response.bytes_received();
+}
+
+absl::StatusOr<Woken> ReadShared(v1::SessionService::Stub* stub,
+                                 v1::ReadRowsRequest request,
+                                 const v1::DataPlaneChoice& choice,
+                                 SegmentLink* link) {
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  request.set_segment(choice.segment());
+  const auto reader = stub->ReadRows(&context, request);
+  Woken woken;
+  RingConsumer ring(&link->memory());
+  v1::RowChunk chunk;
+  absl::Status taken;
+  while (reader->Read(&chunk)) {
+    taken.Update(TakeShared(chunk, false, link, &ring, &woken));
+    ++woken.n_messages;
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  if (!taken.ok()) return taken;
+  return woken;
+}
+
+}  // namespace torpor::service

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/segment_broker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sodium.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "service/fd_socket.h"
+#include "service/segment_link.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_dir.h"
+
+namespace torpor::service {
+namespace {
+
+using absl::StatusCode;
+using std::chrono::milliseconds;
+using ::torpor::testing::HasCode;
+using ::torpor::testing::HasStatus;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr std::chrono::seconds kPatience{60};
+
+class SegmentBrokerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_GE(sodium_init(), 0);
+    Start({.segment_bytes = kMiB, .max_bytes = 3 * kMiB});
+  }
+  void Start(const SegmentOptions& options) {
+    broker_.reset();
+    broker_ = std::make_unique<SegmentBroker>(options);
+    ASSERT_OK(broker_->Listen(Path()));
+  }
+  std::string Path() const { return dir_.File("s"); }
+  SegmentBroker::Made Make(std::atomic<int>* lost = nullptr,
+                           uint64_t bytes = kMiB) {
+    auto made = broker_->Make(bytes, Flow::kToClient, [lost](ServerSegment&) {
+      if (lost != nullptr) lost->fetch_add(1);
+    });
+    EXPECT_OK(made.status());
+    return *std::move(made);
+  }
+  static v1::DataPlaneChoice ChoiceOf(const SegmentBroker::Made& made) {
+    v1::DataPlaneChoice choice;
+    choice.set_nonce(made.nonce);
+    choice.set_segment_bytes(made.segment->memory().bytes());
+    return choice;
+  }
+  absl::StatusOr<std::unique_ptr<SegmentLink>> Take(
+      const v1::DataPlaneChoice& choice) {
+    return SegmentLink::Take(Path(), choice, Flow::kToClient);
+  }
+  template <typename Condition>
+  static bool Eventually(const Condition& holds) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!holds()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return true;
+  }
+  static size_t OpenDescriptors() {
+    size_t n = 0;
+    for ([[maybe_unused]] const auto& entry :
+         std::filesystem::directory_iterator("/proc/self/fd")) {
+      ++n;
+    }
+    return n;
+  }
+
+  const testing::TempDir dir_;
+  std::unique_ptr<SegmentBroker> broker_;
+};
+
+TEST_F(SegmentBrokerTest, HandsASegmentOverOnce) {
+  const auto made = Make();
+  ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(made)));
+  made.segment->memory().writable()[7] = 42;
+  EXPECT_EQ(link->memory().readable()[7], 42);
+  EXPECT_FALSE(link->lost());
+  // A nonce is good once, whatever became of the segment.
+  EXPECT_THAT(Take(ChoiceOf(made)), HasCode(StatusCode::kNotFound));
+  EXPECT_FALSE(made.segment->lost());
+}
+
+TEST_F(SegmentBrokerTest, RefusesAWrongNonce) {
+  const auto made = Make();
+  v1::DataPlaneChoice choice = ChoiceOf(made);
+  (*choice.mutable_nonce())[3] ^= 1;
+  EXPECT_THAT(Take(choice), HasCode(StatusCode::kNotFound));
+  EXPECT_OK(Take(ChoiceOf(made)));
+}
+
+TEST_F(SegmentBrokerTest, ANonceThatComesInPartsIsOne) {
+  const auto made = Make();
+  ASSERT_OK_AND_ASSIGN(const UniqueFd fd, ConnectUnix(FdSocketPath(Path())));
+  for (const char c : made.nonce) {
+    ASSERT_EQ(send(fd.get(), &c, 1, 0), 1);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_OK_AND_ASSIGN(const DescriptorAnswer answer,
+                       ReceiveDescriptors(fd.get(), 2, kPatience));
+  EXPECT_EQ(answer.code, 0);
+}
+
+TEST_F(SegmentBrokerTest, RefusesAnotherUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root";
+  const auto made = Make();
+  // What keeps others out before anything else.
+  struct stat st = {};
+  ASSERT_EQ(stat(FdSocketPath(Path()).c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0600);
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(FdSocketPath(Path()).c_str(), 0666), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(100);
+    _exit(static_cast<int>(Take(ChoiceOf(made)).status().code()));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status),
+            static_cast<int>(StatusCode::kPermissionDenied));
+  // The nonce was not spent on it.
+  EXPECT_OK(Take(ChoiceOf(made)));
+}
+
+TEST_F(SegmentBrokerTest, AConnectionThatClosesLosesTheSegment) {
+  std::atomic<int> lost{0};
+  const auto made = Make(&lost);
+  Take(ChoiceOf(made)).value().reset();
+  EXPECT_TRUE(Eventually([&] { return lost.load() == 1; }));
+  EXPECT_TRUE(made.segment->lost());
+}
+
+TEST_F(SegmentBrokerTest, ASegmentThatNobodyTakesIsLost) {
+  Start({.segment_bytes = kMiB, .take_limit = milliseconds(20)});
+  std::atomic<int> lost{0};
+  const auto made = Make(&lost);
+  EXPECT_TRUE(Eventually([&] { return lost.load() == 1; }));
+  EXPECT_THAT(Take(ChoiceOf(made)), HasCode(StatusCode::kNotFound));
+}
+
+TEST_F(SegmentBrokerTest, AFreedSegmentClosesItsConnection) {
+  std::atomic<int> lost{0};
+  auto made = Make(&lost);
+  ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(made)));
+  made.segment.reset();
+  EXPECT_TRUE(Eventually([&] { return link->lost(); }));
+  EXPECT_EQ(lost.load(), 0);
+  EXPECT_EQ(broker_->stats().segments, 0);
+  EXPECT_EQ(broker_->stats().bytes, 0);
+}
+
+TEST_F(SegmentBrokerTest, KeepsWithinItsBudget) {
+  std::vector<SegmentBroker::Made> made;
+  for (int i = 0; i < 3; ++i) made.push_back(Make());
+  EXPECT_THAT(broker_->Make(1, Flow::kToServer, nullptr),
+              HasStatus(StatusCode::kResourceExhausted, "too many segments"));
+  made.pop_back();
+  // The smallest counts 1 MiB all the same.
+  made.push_back(Make(nullptr, 1));
+  EXPECT_EQ(broker_->stats().segments, 3);
+  EXPECT_EQ(broker_->stats().bytes, 3 * kMiB);
+}
+
+TEST_F(SegmentBrokerTest, RefusesWhenItIsOffOrWithoutASocket) {
+  SegmentBroker off({.enabled = false});
+  ASSERT_OK(off.Listen(dir_.File("off")));
+  EXPECT_FALSE(std::filesystem::exists(FdSocketPath(dir_.File("off"))));
+  EXPECT_THAT(off.Make(1, Flow::kToClient, nullptr),
+              HasStatus(StatusCode::kUnavailable, "plane.shared_memory"));
+  SegmentBroker none({});
+  EXPECT_THAT(none.Make(1, Flow::kToClient, nullptr),
+              HasStatus(StatusCode::kUnavailable, "descriptor socket"));
+}
+
+TEST_F(SegmentBrokerTest, PathsAreTakenAndLeftLikeThoseOfTheMainSocket) {
+  SegmentBroker second({});
+  EXPECT_THAT(second.Listen(Path()),
+              HasStatus(StatusCode::kFailedPrecondition, "another daemon"));
+  broker_.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+  // A stale one, as a killed daemon leaves it.
+  { ASSERT_OK(ListenUnix(FdSocketPath(Path())).status()); }
+  ASSERT_TRUE(std::filesystem::exists(FdSocketPath(Path())));
+  Start({});
+  EXPECT_OK(Take(ChoiceOf(Make())));
+  // What is no socket is nobody's to remove.
+  std::ofstream(FdSocketPath(dir_.File("file"))) << "text";
+  EXPECT_THAT(second.Listen(dir_.File("file")),
+              HasStatus(StatusCode::kFailedPrecondition, "something else"));
+  EXPECT_THAT(second.Listen(dir_.File(std::string(200, 'x'))),
+              HasCode(StatusCode::kInvalidArgument));
+}
+
+TEST_F(SegmentBrokerTest, ConnectionsThatSayNothingOrNonsenseCostNothing) {
+  const size_t before = OpenDescriptors();
+  {
+    std::vector<UniqueFd> idle;
+    for (int i = 0; i < 30; ++i) {
+      ASSERT_OK_AND_ASSIGN(UniqueFd fd, ConnectUnix(FdSocketPath(Path())));
+      if (i % 2 == 0) send(fd.get(), "nonsense", i % 8, 0);
+      idle.push_back(std::move(fd));
+    }
+    EXPECT_OK(Take(ChoiceOf(Make())));
+  }
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_OK_AND_ASSIGN(const UniqueFd fd, ConnectUnix(FdSocketPath(Path())));
+    const std::string nonsense(100, 'x');
+    send(fd.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL);
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= before; }));
+}
+
+TEST_F(SegmentBrokerTest, OneHundredClientsLeaveNothing) {
+  std::atomic<int> lost{0};
+  const size_t before = OpenDescriptors();
+  for (int i = 0; i < 100; ++i) {
+    const auto made = Make(i % 2 == 0 ? &lost : nullptr);
+    ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(made)));
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= before; }));
+  EXPECT_EQ(broker_->stats().segments, 0);
+}
+
+TEST_F(SegmentBrokerTest, AnswersNobodyAfterStop) {
+  const auto made = Make();
+  const auto kept = Make();
+  ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(kept)));
+  broker_->Stop();
+  EXPECT_TRUE(link->lost());
+  EXPECT_FALSE(Take(ChoiceOf(made)).ok());
+  EXPECT_THAT(broker_->Make(1, Flow::kToClient, nullptr),
+              HasCode(StatusCode::kUnavailable));
+}
+
+TEST(SegmentOptionsTest, NamesWhatIsWrong) {
+  EXPECT_OK(SegmentOptions().Validate());
+  EXPECT_THAT(SegmentOptions({.segment_bytes = 100}).Validate(),
+              HasStatus(StatusCode::kInvalidArgument, "plane.segment_bytes"));
+  EXPECT_THAT(
+      SegmentOptions({.segment_bytes = 8 * kMiB, .max_bytes = kMiB}).Validate(),
+      HasStatus(StatusCode::kInvalidArgument, "plane.max_bytes"));
+}
+
+}  // namespace
+}  // namespace torpor::service

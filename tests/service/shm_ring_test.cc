@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "service/shm_ring.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/testing/status_matchers.h"
+
+namespace torpor::service {
+namespace {
+
+using absl::StatusCode;
+using std::chrono::milliseconds;
+using ::torpor::testing::HasCode;
+using ::torpor::testing::HasStatus;
+using ::torpor::testing::IsOk;
+
+constexpr uint64_t kBytes = 64 << 10;
+constexpr milliseconds kPatience{60'000};
+
+// Both sides of a segment, as two processes would have them.
+struct Pair {
+  explicit Pair(Flow flow, uint64_t bytes = kBytes) {
+    server = *ShmSegment::Create(bytes, flow);
+    client = *ShmSegment::Map(UniqueFd(dup(server->segment_fd())),
+                              UniqueFd(dup(server->control_fd())), bytes, flow);
+    producer_side = flow == Flow::kToClient ? server.get() : client.get();
+    consumer_side = flow == Flow::kToClient ? client.get() : server.get();
+  }
+  std::unique_ptr<ShmSegment> server;
+  std::unique_ptr<ShmSegment> client;
+  ShmSegment* producer_side;
+  ShmSegment* consumer_side;
+};
+
+TEST(ShmSegmentTest, IsSealed) {
+  for (const Flow flow : {Flow::kToClient, Flow::kToServer}) {
+    const Pair pair(flow);
+    for (const int fd :
+         {pair.client->segment_fd(), pair.client->control_fd()}) {
+      EXPECT_NE(ftruncate(fd, 0), 0);
+      EXPECT_NE(ftruncate(fd, 1 << 20), 0);
+      EXPECT_NE(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+    }
+  }
+}
+
+TEST(ShmSegmentTest, TheClientCannotWriteRowsSentToIt) {
+  const Pair pair(Flow::kToClient);
+  const int fd = pair.client->segment_fd();
+  EXPECT_EQ(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0),
+            MAP_FAILED);
+  void* at = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(at, MAP_FAILED);
+  EXPECT_NE(mprotect(at, kBytes, PROT_READ | PROT_WRITE), 0);
+  munmap(at, kBytes);
+  EXPECT_LT(pwrite(fd, "x", 1, 0), 0);
+  EXPECT_NE(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+            0);
+}
+
+TEST(ShmSegmentTest, TheServerNeverMapsWhatTheClientWrites) {
+  const Pair pair(Flow::kToServer);
+  EXPECT_TRUE(pair.server->readable().empty());
+  EXPECT_EQ(pair.client->writable().size(), kBytes);
+}
+
+TEST(ShmSegmentTest, TheClientRefusesOtherDescriptors) {
+  const Pair pair(Flow::kToClient);
+  const auto map = [&](int segment, int control, uint64_t bytes) {
+    return ShmSegment::Map(UniqueFd(dup(segment)), UniqueFd(dup(control)),
+                           bytes, Flow::kToClient)
+        .status();
+  };
+  const int segment = pair.server->segment_fd();
+  const int control = pair.server->control_fd();
+  EXPECT_OK(map(segment, control, kBytes));
+  EXPECT_THAT(map(segment, control, 2 * kBytes),
+              HasCode(StatusCode::kDataLoss));
+  EXPECT_THAT(map(control, segment, kBytes), HasCode(StatusCode::kDataLoss));
+  const UniqueFd loose(memfd_create("loose", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(loose.get(), kBytes), 0);
+  EXPECT_THAT(map(loose.get(), control, kBytes),
+              HasCode(StatusCode::kDataLoss));
+  const UniqueFd file(open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_THAT(map(file.get(), control, kBytes), HasCode(StatusCode::kDataLoss));
+}
+
+// Pieces of random sizes through a small ring, two threads.
+void ExpectCarries(Flow flow) {
+  Pair pair(flow);
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  std::vector<size_t> sizes = {1, kBytes, kBytes - 1, 1, kBytes / 2 + 1};
+  for (int i = 0; i < 1000; ++i) sizes.push_back(1 + random() % (kBytes / 3));
+  const auto byte_of = [](size_t piece, size_t i) {
+    return static_cast<uint8_t>(piece * 31 + i * 7);
+  };
+  std::vector<uint64_t> positions(sizes.size());
+  std::atomic<size_t> told{0};
+  std::thread producer([&] {
+    RingProducer ring(pair.producer_side);
+    for (size_t p = 0; p < sizes.size(); ++p) {
+      const auto room = ring.Reserve(sizes[p], kPatience, nullptr);
+      ASSERT_OK(room.status());
+      ASSERT_EQ(room->bytes.size(), sizes[p]);
+      for (size_t i = 0; i < sizes[p]; ++i) room->bytes[i] = byte_of(p, i);
+      positions[p] = room->position;
+      told.store(p + 1);
+    }
+  });
+  RingConsumer ring(pair.consumer_side);
+  std::vector<uint8_t> copy;
+  for (size_t p = 0; p < sizes.size(); ++p) {
+    while (told.load() <= p) std::this_thread::yield();
+    copy.resize(sizes[p]);
+    if (flow == Flow::kToClient) {
+      const auto view = ring.View(positions[p], sizes[p]);
+      ASSERT_OK(view.status());
+      copy.assign(view->begin(), view->end());
+    } else {
+      ASSERT_OK(ring.Copy(positions[p], copy));
+    }
+    for (size_t i = 0; i < copy.size(); ++i) {
+      ASSERT_EQ(copy[i], byte_of(p, i)) << "piece " << p << " byte " << i;
+    }
+    ring.Release();
+  }
+  producer.join();
+}
+
+TEST(ShmRingTest, CarriesPiecesToTheClient) { ExpectCarries(Flow::kToClient); }
+TEST(ShmRingTest, CarriesPiecesToTheServer) { ExpectCarries(Flow::kToServer); }
+
+class FullRing : public ::testing::Test {
+ protected:
+  FullRing() : pair_(Flow::kToClient), ring_(pair_.producer_side) {
+    EXPECT_OK(ring_.Reserve(kBytes, kPatience, nullptr).status());
+    EXPECT_FALSE(ring_.HasRoom(1));
+  }
+  absl::Status Reserve(milliseconds limit,
+                       const std::function<bool()>& give_up = nullptr) {
+    return ring_.Reserve(1, limit, give_up).status();
+  }
+  Pair pair_;
+  RingProducer ring_;
+};
+
+TEST_F(FullRing, AConsumerThatNeverAcksCostsTheLimit) {
+  EXPECT_THAT(Reserve(milliseconds(30)),
+              HasStatus(StatusCode::kDeadlineExceeded, "took nothing"));
+}
+
+TEST_F(FullRing, GivesUpWhenTold) {
+  std::atomic<bool> stop{false};
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    stop.store(true);
+  });
+  EXPECT_THAT(Reserve(kPatience, [&] { return stop.load(); }),
+              HasCode(StatusCode::kCancelled));
+  later.join();
+}
+
+TEST_F(FullRing, ACounterBeyondWhatWasSentEndsIt) {
+  for (const uint64_t said : {kBytes + 1, UINT64_MAX}) {
+    pair_.client->control().consumed.store(said);
+    EXPECT_THAT(Reserve(kPatience), HasStatus(StatusCode::kInvalidArgument,
+                                              "the consumer is done"));
+  }
+}
+
+TEST_F(FullRing, ACounterThatGoesBackTakesNothingBack) {
+  pair_.client->control().consumed.store(kBytes / 2);
+  EXPECT_TRUE(ring_.HasRoom(kBytes / 2));
+  pair_.client->control().consumed.store(3);
+  EXPECT_TRUE(ring_.HasRoom(kBytes / 2));
+  EXPECT_FALSE(ring_.HasRoom(kBytes / 2 + 1));
+}
+
+// A peer that only changes the word that the producer sleeps on.
+TEST_F(FullRing, APeerThatOnlyWakesBurnsNoCore) {
+  std::atomic<bool> stop{false};
+  std::thread hostile([&] {
+    ShmControl& control = pair_.client->control();
+    while (!stop.load()) control.wake.fetch_add(1);
+  });
+  timespec before;
+  timespec after;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+  EXPECT_THAT(Reserve(milliseconds(300)),
+              HasCode(StatusCode::kDeadlineExceeded));
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+  stop.store(true);
+  hostile.join();
+  const double burnt =
+      static_cast<double>(after.tv_sec - before.tv_sec) +
+      1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
+  EXPECT_LT(burnt, 0.15);
+}
+
+TEST(ShmRingTest, RefusesAPieceLargerThanTheSegment) {
+  const Pair pair(Flow::kToClient);
+  RingProducer ring(pair.producer_side);
+  EXPECT_THAT(ring.Reserve(kBytes + 1, kPatience, nullptr).status(),
+              HasCode(StatusCode::kInvalidArgument));
+}
+
+TEST(ShmRingTest, TheConsumerChecksEveryPosition) {
+  const Pair pair(Flow::kToServer);
+  std::vector<uint8_t> out(100);
+  const auto copy = [&](uint64_t position, size_t n = 100) {
+    RingConsumer ring(pair.consumer_side);
+    out.resize(100);
+    EXPECT_OK(ring.Copy(0, out));
+    out.resize(n);
+    return ring.Copy(position, out);
+  };
+  EXPECT_OK(copy(100));
+  EXPECT_OK(copy(kBytes - 100));
+  EXPECT_OK(copy(kBytes));
+  for (const uint64_t bad :
+       {uint64_t{0}, uint64_t{99}, kBytes - 99, kBytes - 1, kBytes + 100,
+        2 * kBytes, UINT64_MAX, UINT64_MAX - 99, UINT64_MAX - kBytes}) {
+    EXPECT_THAT(copy(bad), HasCode(StatusCode::kInvalidArgument)) << bad;
+  }
+  EXPECT_THAT(copy(100, kBytes + 1), HasCode(StatusCode::kInvalidArgument));
+  EXPECT_THAT(copy(kBytes, kBytes), IsOk());
+}
+
+}  // namespace
+}  // namespace torpor::service

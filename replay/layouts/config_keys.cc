@@ -82,7 +82,7 @@ void ApplyToLayer(ConfigReader* reader, LayerSpec* spec) {
 }  // namespace
 
 absl::StatusOr<std::string> DtypeName(const json& outer, const json& text) {
-  for (const json* object : {&text, &outer}) {
+  for (const json* object : {&outer, &text}) {
     ConfigReader reader(*object);
     for (const char* key : {"dtype", "torch_dtype"}) {
       if (!reader.Has(key)) continue;

@@ -3,7 +3,6 @@
 #include "replay/layouts/config_keys.h"
 
 #include <map>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -14,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-void Invalid(ConfigReader* reader, std::string message) {
-  reader->Fail(absl::InvalidArgumentError(std::move(message)));
+void Invalid(ConfigReader* reader, const std::string& message) {
+  reader->Fail(absl::InvalidArgumentError(message));
 }
 
 int64_t ReadKvHeads(ConfigReader* reader, const ShapeDefaults& defaults,

@@ -68,6 +68,37 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
   return parsed;
 }
 
+absl::StatusOr<nlohmann::json> ParseConfigJson(std::string_view text,
+                                               std::string_view what) {
+  std::string quoted;
+  quoted.reserve(text.size());
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    const std::string_view rest = text.substr(i);
+    size_t taken = 1;
+    bool quote = false;
+    if (in_string) {
+      // An escaped character, which may be a quote, goes with its backslash.
+      if (rest[0] == '\\' && rest.size() > 1) taken = 2;
+      if (rest[0] == '"') in_string = false;
+    } else if (rest[0] == '"') {
+      in_string = true;
+    } else {
+      for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+        if (!rest.starts_with(word)) continue;
+        taken = word.size();
+        quote = true;
+        break;
+      }
+    }
+    if (quote) quoted += '"';
+    quoted += rest.substr(0, taken);
+    if (quote) quoted += '"';
+    i += taken;
+  }
+  return ParseJsonObject(quoted, what);
+}
+
 void ConfigReader::WrongType(const char* key, std::string_view wanted) {
   Fail(absl::InvalidArgumentError(
       absl::StrFormat("config key '%s': got %s, wanted %s", key,

@@ -24,6 +24,11 @@ namespace torpor::replay {
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
                                                std::string_view what);
 
+// As ParseJsonObject, for what Python writes: its Infinity, -Infinity and NaN
+// are read as strings of those names, which no key of a family takes.
+absl::StatusOr<nlohmann::json> ParseConfigJson(std::string_view text,
+                                               std::string_view what);
+
 class ConfigReader {
  public:
   // `object` outlives the reader.

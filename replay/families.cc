@@ -50,9 +50,9 @@ struct Family {
 void NoteDraftLayers(int64_t n_layers, PlannedLayout* planned) {
   if (n_layers == 0) return;
   planned->notes.push_back(absl::StrFormat(
-      "%d draft (MTP) layer%s not in the layout: what they keep follows from "
-      "the last layer's output and changes no token, so an engine fills them "
-      "as it goes on",
+      "%d draft (MTP) layer%s not in the layout: KV of drafts follows from the "
+      "last layer's output and changes no token, so an engine fills it as it "
+      "goes on",
       n_layers, n_layers == 1 ? " is" : "s are"));
 }
 
@@ -183,8 +183,15 @@ constexpr std::array kFamilies = {
 
 // Image or audio models around a text model that text_config names; all their
 // KV is that model's.
-constexpr std::array<const char*, 4> kWrappers = {
-    "mistral3", "llava", "cohere2_vision", "aya_vision"};
+struct Wrapper {
+  const char* model_type;
+  // Of a text_config that names none.
+  const char* text_type;
+};
+constexpr std::array<Wrapper, 4> kWrappers = {{{"mistral3", "mistral"},
+                                               {"llava", "llama"},
+                                               {"cohere2_vision", "cohere2"},
+                                               {"aya_vision", "cohere2"}}};
 
 absl::StatusOr<std::string> ModelType(const json& config, const char* key) {
   const auto type = config.find("model_type");
@@ -228,9 +235,14 @@ absl::StatusOr<Found> FindFamily(const json& config) {
   }
   const json& text = is_nested ? *nested : config;
   constexpr const char* kInner = "text_config.model_type";
-  if (is_nested &&
-      std::find(kWrappers.begin(), kWrappers.end(), name) != kWrappers.end()) {
-    TORPOR_ASSIGN_OR_RETURN(const std::string inner, ModelType(text, kInner));
+  const auto wrapper =
+      std::find_if(kWrappers.begin(), kWrappers.end(),
+                   [&](const Wrapper& w) { return w.model_type == name; });
+  if (is_nested && wrapper != kWrappers.end()) {
+    std::string inner = wrapper->text_type;
+    if (text.contains("model_type")) {
+      TORPOR_ASSIGN_OR_RETURN(inner, ModelType(text, kInner));
+    }
     TORPOR_ASSIGN_OR_RETURN(const Family* family, FamilyNamed(inner, kInner));
     return Found{family, &text};
   }
@@ -266,7 +278,7 @@ std::vector<std::string> RunnableFamilies() {
 absl::StatusOr<PlannedLayout> PlanConfig(std::string_view config_json,
                                          const LayoutOptions& options) {
   TORPOR_ASSIGN_OR_RETURN(const json config,
-                          ParseJsonObject(config_json, "config.json"));
+                          ParseConfigJson(config_json, "config.json"));
   TORPOR_ASSIGN_OR_RETURN(const Found found, FindFamily(config));
   TORPOR_ASSIGN_OR_RETURN(
       PlannedLayout planned,
@@ -286,7 +298,7 @@ absl::StatusOr<ModelLayout> LayoutFromConfig(std::string_view config_json,
 
 absl::StatusOr<bool> HasForward(std::string_view config_json) {
   TORPOR_ASSIGN_OR_RETURN(const json config,
-                          ParseJsonObject(config_json, "config.json"));
+                          ParseConfigJson(config_json, "config.json"));
   TORPOR_ASSIGN_OR_RETURN(const Found found, FindFamily(config));
   return found.family->load != nullptr;
 }
@@ -307,7 +319,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const std::string& directory,
                                                  const ModelOptions& options) {
   TORPOR_ASSIGN_OR_RETURN(const std::string text, ReadModelConfig(directory));
   TORPOR_ASSIGN_OR_RETURN(const json config,
-                          ParseJsonObject(text, directory + "/config.json"));
+                          ParseConfigJson(text, directory + "/config.json"));
   TORPOR_ASSIGN_OR_RETURN(const Found found, FindFamily(config));
   if (found.family->load == nullptr) {
     return absl::UnimplementedError(absl::StrFormat(

@@ -2,6 +2,7 @@
 
 #include "replay/gemma3/config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -211,6 +212,11 @@ absl::StatusOr<Config> ParseConfig(const json& outer) {
         activation));
   }
   c.is_sliding = LayerTypes(&r, c.n_layers);
+  if (r.IsNull("sliding_window") &&
+      std::find(c.is_sliding.begin(), c.is_sliding.end(), true) !=
+          c.is_sliding.end()) {
+    r.WrongType("sliding_window", "tokens, since layers slide");
+  }
   TORPOR_RETURN_IF_ERROR(r.status());
   TORPOR_RETURN_IF_ERROR(ReadRopes(&r, &c));
   TORPOR_RETURN_IF_ERROR(r.status());

@@ -3,7 +3,6 @@
 #include "replay/layouts/config_keys.h"
 
 #include <map>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -14,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-void Invalid(ConfigReader* reader, std::string message) {
-  reader->Fail(absl::InvalidArgumentError(std::move(message)));
+void Invalid(ConfigReader* reader, const std::string& message) {
+  reader->Fail(absl::InvalidArgumentError(message));
 }
 
 int64_t ReadKvHeads(ConfigReader* reader, const ShapeDefaults& defaults,
@@ -82,7 +81,7 @@ void ApplyToLayer(ConfigReader* reader, LayerSpec* spec) {
 }  // namespace
 
 absl::StatusOr<std::string> DtypeName(const json& outer, const json& text) {
-  for (const json* object : {&text, &outer}) {
+  for (const json* object : {&outer, &text}) {
     ConfigReader reader(*object);
     for (const char* key : {"dtype", "torch_dtype"}) {
       if (!reader.Has(key)) continue;

@@ -29,8 +29,9 @@ inline constexpr int64_t kMaxDim = 65'536;
 inline constexpr int64_t kMaxReach = int64_t{1} << 24;
 inline constexpr int64_t kMaxPositions = int64_t{1} << 41;
 
-// The dtype under its new or old key, in the text config or around it: "bf16",
-// "f16", "f32", another name as it stands there, or empty. kInvalidArgument
+// The dtype under its new or old key, around the text config or, where none
+// stands there, in it: "bf16", "f16", "f32", another name as it stands there,
+// or empty. kInvalidArgument
 // when the key holds no string.
 absl::StatusOr<std::string> DtypeName(const nlohmann::json& outer,
                                       const nlohmann::json& text);

@@ -3,6 +3,7 @@
 // torpor plan CONFIG: sizes and replay lengths from any config.json. Needs
 // neither weights nor a daemon.
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -135,8 +136,9 @@ Rows FigureRows(const replay::PlannedLayout& planned,
     return absl::StrFormat("%.12g B/token", bytes);
   };
   const auto session = [&](double bytes) {
-    return Bytes(
-        static_cast<uint64_t>(bytes * static_cast<double>(options.n_tokens)));
+    // Sessions of any length may be asked for, also beyond what 64 bits count.
+    return Bytes(static_cast<uint64_t>(
+        std::min(bytes * static_cast<double>(options.n_tokens), 1e19)));
   };
   Rows rows = {
       {"",
@@ -199,7 +201,9 @@ Rows SlotRows(const replay::ModelLayout& layout) {
     const bool is_open = slot.kind == replay::SlotKind::kOpenGroup;
     std::string layers = replay::LayerRanges(group.layers);
     if (slot.is_draft()) {
-      layers += ", for drafts";
+      // Several may stand at one layer of the model.
+      layers = absl::StrFormat("%d draft layers, at the input of %d",
+                               group.layers.size(), slot.owner_layer);
     } else if (slot.reader_layers.size() > 1) {
       layers += ", read by " + replay::LayerRanges(slot.reader_layers);
     }

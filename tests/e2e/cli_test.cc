@@ -304,6 +304,8 @@ TEST_F(CliTest, PlanListsEverySlot) {
   EXPECT_THAT(Prints({"plan", ConfigOf("DeepSeek-V4.1-Flash"), "--resume-at",
                       "100000", "--logits"}),
               HasSubstr("[94919, 100000)"));
+  EXPECT_THAT(Prints({"plan", ConfigOf("DeepSeek-V4.1-Flash")}),
+              HasSubstr("3 draft layers, at the input of 39"));
 }
 
 TEST_F(CliTest, PlanSaysWhichWindowsAreTreatedAsFull) {

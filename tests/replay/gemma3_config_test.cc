@@ -426,6 +426,22 @@ TEST(Gemma3ConfigTest, DtypesByEitherKeyNewestFirst) {
   EXPECT_EQ(old_key.dtype, "bf16");
 }
 
+// As transformers loads it: the dtype around the text config counts first.
+TEST(Gemma3ConfigTest, TheOuterDtypeWins) {
+  json outer = Nested(NewStyle());
+  outer["dtype"] = "float32";
+  ASSERT_OK_AND_ASSIGN(const Config parsed, ParseConfig(outer));
+  EXPECT_EQ(parsed.dtype, "f32");
+}
+
+TEST(Gemma3ConfigTest, SlidingLayersWantAWindow) {
+  EXPECT_THAT(ParseConfig(With(NewStyle(), "sliding_window", nullptr)),
+              HasStatus(kInvalid, "'sliding_window'"));
+  json full = With(NewStyle(), "sliding_window", nullptr);
+  for (json& type : full["layer_types"]) type = "full_attention";
+  EXPECT_THAT(ParseConfig(full).status(), HasCode(absl::StatusCode::kOk));
+}
+
 TEST(Gemma3ConfigTest, TheRopeNameTellsEveryParameterApart) {
   ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(NewStyle()));
   const std::string name = RopeName(config);

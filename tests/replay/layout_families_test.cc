@@ -386,8 +386,13 @@ TEST(LayoutFamiliesTest, TextConfigsMayBeNested) {
               HasStatus(kUnimplemented, "'gemma2'"));
   EXPECT_THAT(Refused(nested("mistral3", Small("bert"))),
               HasStatus(kUnimplemented, "'text_config.model_type'"));
-  EXPECT_THAT(Refused(nested("mistral3", Without(Small("x"), "model_type"))),
+  EXPECT_THAT(Refused(nested("mistral3", With(Small("x"), "model_type", 5))),
               HasStatus(kInvalid, "'text_config.model_type'"));
+  // Each wrapper has a text model of its own where none is named.
+  EXPECT_EQ(Letters(nested("mistral3", Without(Small("x"), "model_type"))),
+            "ssssssss");
+  EXPECT_EQ(Letters(nested("llava", Without(Small("x"), "model_type"))),
+            "ffffffff");
   for (const json& bad : {json(1), json("x"), json::array(), json(true)}) {
     for (const char* outer : {"gemma4", "mistral3", "llama"}) {
       EXPECT_THAT(Refused(nested(outer, bad)),
@@ -407,6 +412,25 @@ TEST(LayoutFamiliesTest, UnknownKeysAreIgnored) {
   ASSERT_OK(plain);
   ASSERT_OK(more);
   EXPECT_EQ(*plain, *more);
+}
+
+// Python writes numbers that JSON has not.
+TEST(LayoutFamiliesTest, InfinitiesOfPythonAreReadWhereNoKeyIs) {
+  const auto refused = [](const std::string& family, const std::string& more) {
+    std::string config = Small(family).dump();
+    config.pop_back();
+    return LayoutFromConfig(config + "," + more + "}", {}).status();
+  };
+  EXPECT_OK(refused("llama", R"("limits": [0.0, Infinity, -Infinity, NaN])"));
+  EXPECT_OK(refused("llama", R"("a\"NaN": "Infinity \\", "b": NaN)"));
+  EXPECT_THAT(refused("bamba",
+                      R"("time_step_limit": [0.0, Infinity],
+                         "mamba_d_state": 128)"),
+              HasStatus(kPrecondition, "'mamba_d_state'"));
+  EXPECT_THAT(refused("llama4_text", R"("attention_chunk_size": Infinity)"),
+              HasStatus(kInvalid, "'attention_chunk_size'"));
+  EXPECT_THAT(refused("llama", R"("a": Infinite)"),
+              HasStatus(kInvalid, "config.json"));
 }
 
 TEST(LayoutFamiliesTest, AQuantisedCacheIsNoted) {

@@ -19,7 +19,10 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/command.h"
+#include "bench/limits.h"
 #include "bench/machine.h"
+#include "bench/peer.h"
+#include "bench/plane_limits.h"
 #include "bench/replay_speed.h"
 #include "bench/resume.h"
 #include "bench/rig.h"
@@ -31,8 +34,12 @@ namespace {
 
 // `torpor-bench --help` lists them in this order.
 constexpr std::array kCommands = {
+    Command{"limits", "Every number that must hold, in one table",
+            AddLimitsCommand},
     Command{"store", "The store against the disk and memory below it",
             AddStoreCommand},
+    Command{"plane", "Rows between client and daemon, gRPC and shared memory",
+            AddPlaneCommand},
     Command{"rig", "Sessions of any layout that sleep and wake at once",
             AddRigCommand},
     Command{"scale", "One session among 100 to 100,000", AddScaleCommand},
@@ -40,6 +47,7 @@ constexpr std::array kCommands = {
             AddResumeCommand},
     Command{"replay", "Replay alone, in process, against a prefill",
             AddReplayCommand},
+    Command{"peer", "Prefill and decode against llama.cpp", AddPeerCommand},
 };
 
 struct Flags {

@@ -109,8 +109,10 @@ absl::StatusOr<Daemon> Daemon::Attach(const std::string& address) {
   return daemon;
 }
 
-absl::StatusOr<std::unique_ptr<service::Client>> Daemon::Connect() const {
+absl::StatusOr<std::unique_ptr<service::Client>> Daemon::Connect(
+    service::RowPlane plane) const {
   service::ClientOptions client;
+  client.plane = plane;
   client.address = address_;
   client.own_connection = true;
   return service::Client::Connect(client);

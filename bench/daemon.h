@@ -70,8 +70,8 @@ class Daemon {
   Daemon& operator=(Daemon&&) = default;
 
   // A client with a connection of its own.
-  [[nodiscard]] absl::StatusOr<std::unique_ptr<service::Client>> Connect()
-      const;
+  [[nodiscard]] absl::StatusOr<std::unique_ptr<service::Client>> Connect(
+      service::RowPlane plane = service::RowPlane::kAuto) const;
   [[nodiscard]] pid_t pid() const { return pid_; }
   // Whether it may be killed.
   [[nodiscard]] bool own() const { return own_; }

@@ -22,6 +22,11 @@ std::string LimitTable(const std::vector<LimitRow>& rows) {
   std::vector<std::vector<std::string>> table = {
       {"", "measured", "limit", "of", "ratio", "must", "holds"}};
   for (const LimitRow& row : rows) {
+    if (!row.not_measured.empty()) {
+      table.push_back({row.what, "not measured", "", row.not_measured, "",
+                       MustText(row), ""});
+      continue;
+    }
     table.push_back({row.what,
                      absl::StrFormat("%.4g %s", row.measured, row.unit),
                      absl::StrFormat("%.4g %s", row.limit, row.unit),
@@ -34,15 +39,20 @@ std::string LimitTable(const std::vector<LimitRow>& rows) {
 nlohmann::json LimitsJson(const std::vector<LimitRow>& rows) {
   nlohmann::json out = nlohmann::json::array();
   for (const LimitRow& row : rows) {
-    out.push_back({{"what", row.what},
-                   {"measured", row.measured},
-                   {"limit", row.limit},
-                   {"unit", row.unit},
-                   {"limit_is", row.limit_name},
-                   {"ratio", row.ratio()},
-                   {"must", row.must},
-                   {"must_be", row.at_least ? "at least" : "at most"},
-                   {"holds", row.holds()}});
+    nlohmann::json entry = {{"what", row.what},
+                            {"unit", row.unit},
+                            {"limit_is", row.limit_name},
+                            {"must", row.must},
+                            {"must_be", row.at_least ? "at least" : "at most"}};
+    if (!row.not_measured.empty()) {
+      entry["not_measured"] = row.not_measured;
+    } else {
+      entry["measured"] = row.measured;
+      entry["limit"] = row.limit;
+      entry["ratio"] = row.ratio();
+      entry["holds"] = row.holds();
+    }
+    out.push_back(entry);
   }
   return out;
 }
@@ -50,6 +60,7 @@ nlohmann::json LimitsJson(const std::vector<LimitRow>& rows) {
 BarPlot LimitsPlot(const std::vector<LimitRow>& rows) {
   BarPlot plot{"Measured / limit", {"ratio", "must be"}, {}};
   for (const LimitRow& row : rows) {
+    if (!row.not_measured.empty()) continue;
     plot.groups.push_back(
         {row.what,
          {{row.ratio(), absl::StrFormat("%.3f%s", row.ratio(),

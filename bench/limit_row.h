@@ -28,9 +28,13 @@ struct LimitRow {
   // measured / limit must be at least this, or at most it.
   double must = 0;
   bool at_least = true;
+  // Why there is no figure; empty when there is one.
+  std::string not_measured = {};
 
   [[nodiscard]] double ratio() const { return measured / limit; }
+  // Nothing is claimed of what was not measured.
   [[nodiscard]] bool holds() const {
+    if (!not_measured.empty()) return true;
     return at_least ? ratio() >= must : ratio() <= must;
   }
 };

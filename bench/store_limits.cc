@@ -2,7 +2,6 @@
 
 #include "bench/store_limits.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +16,8 @@
 #include "base/hash.h"
 #include "base/status.h"
 #include "bench/command.h"
+#include "bench/daemon.h"
+#include "bench/raw_io.h"
 #include "store/lmdb_session_store.h"
 
 namespace torpor::bench {
@@ -214,22 +215,6 @@ absl::StatusOr<LimitRow> DeltaBytes(store::SessionStore* store) {
                   /*at_least=*/false};
 }
 
-// Writes `bytes` to a new file in 1 MiB steps and fdatasyncs it.
-absl::Status RawWrite(const std::string& path, std::span<const uint8_t> bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  bool ok = fd >= 0;
-  for (size_t at = 0; ok && at < bytes.size(); at += kMiB) {
-    const size_t n = std::min<size_t>(kMiB, bytes.size() - at);
-    ok = write(fd, &bytes[at], n) == static_cast<ssize_t>(n);
-  }
-  ok = ok && fdatasync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) close(fd);
-  if (ok) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("write %s: %s", path, std::strerror(error)));
-}
-
 absl::StatusOr<LimitRow> DurableSuspend(store::SessionStore* store,
                                         const StoreLimitsOptions& options) {
   // 1.5 MiB a commit.
@@ -271,6 +256,14 @@ absl::StatusOr<LimitRow> DurableSuspend(store::SessionStore* store,
                   /*at_least=*/true};
 }
 
+absl::Status FromDisk(uint64_t got, uint64_t wanted) {
+  if (got >= wanted - wanted / 10) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "cold read: %d bytes came from the disk, wanted about %d: pages were not "
+      "dropped",
+      got, wanted));
+}
+
 absl::StatusOr<LimitRow> HotRead(store::SessionStore* store,
                                  const StoreLimitsOptions& options) {
   constexpr uint64_t kTokens = 75'000;
@@ -302,6 +295,58 @@ absl::StatusOr<LimitRow> HotRead(store::SessionStore* store,
                   /*at_least=*/true};
 }
 
+// Bytes that this process has read from the disk.
+uint64_t DiskBytes() { return UsageOf(getpid()).read_bytes; }
+
+// Everything of a store that holds one session, from the disk.
+absl::StatusOr<LimitRow> ColdRead(const StoreLimitsOptions& options) {
+  constexpr uint64_t kTokens = 300'000;
+  const NoiseSession session(PooledLayout(), kTokens);
+  const std::string data_dir = options.directory + "/cold";
+  {
+    TORPOR_ASSIGN_OR_RETURN(const auto store, OpenStore(data_dir));
+    TORPOR_RETURN_IF_ERROR(
+        session.Suspend(store.get(), "cold", 0, 0, kTokens).status());
+  }
+  TORPOR_ASSIGN_OR_RETURN(const std::vector<FileRange> ranges,
+                          PartRanges(data_dir));
+  uint64_t stored = 0;
+  for (const FileRange& range : ranges) stored += range.end - range.begin;
+  // Touched before: page faults of the buffer are neither side's.
+  std::vector<uint8_t> read(session.bytes(), 1);
+  std::vector<uint8_t> raw(stored, 1);
+  std::vector<double> ours;
+  std::vector<double> disk;
+  for (int round = 0; round < options.rounds; ++round) {
+    TORPOR_RETURN_IF_ERROR(DropPageCache(data_dir));
+    uint64_t before = DiskBytes();
+    absl::Status status;
+    disk.push_back(SecondsOf(
+        [&] { status = RawRead(data_dir + "/data.mdb", ranges, raw); }));
+    TORPOR_RETURN_IF_ERROR(status);
+    TORPOR_RETURN_IF_ERROR(FromDisk(DiskBytes() - before, stored));
+    TORPOR_RETURN_IF_ERROR(DropPageCache(data_dir));
+    TORPOR_ASSIGN_OR_RETURN(const auto store, OpenStore(data_dir));
+    before = DiskBytes();
+    ours.push_back(SecondsOf([&] {
+      const auto lease = store->Open({0, "cold"}, 0);
+      status =
+          lease.ok() ? session.ReadAll(lease->get(), &read) : lease.status();
+    }));
+    TORPOR_RETURN_IF_ERROR(status);
+    TORPOR_RETURN_IF_ERROR(FromDisk(DiskBytes() - before, session.bytes()));
+    TORPOR_RETURN_IF_ERROR(session.Check(read));
+  }
+  const double mb = static_cast<double>(session.bytes()) / 1e6;
+  return LimitRow{absl::StrFormat("cold read of %.0f MB, verified", mb),
+                  mb / Median(ours),
+                  static_cast<double>(stored) / 1e6 / Median(disk),
+                  "MB/s",
+                  "pread of the same ranges",
+                  0.9,
+                  /*at_least=*/true};
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<LimitRow>> MeasureStore(
@@ -316,6 +361,8 @@ absl::StatusOr<std::vector<LimitRow>> MeasureStore(
   TORPOR_ASSIGN_OR_RETURN(row, DurableSuspend(store.get(), options));
   rows.push_back(row);
   TORPOR_ASSIGN_OR_RETURN(row, HotRead(store.get(), options));
+  rows.push_back(row);
+  TORPOR_ASSIGN_OR_RETURN(row, ColdRead(options));
   rows.push_back(row);
   return rows;
 }

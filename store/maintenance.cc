@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "store/codec.h"
 #include "store/keys.h"
+#include "store/parallel_scan.h"
 #include "store/record.h"
 
 namespace torpor::store {
@@ -69,22 +70,11 @@ absl::Status TrashAllStaged(StoreCore* core) {
   return absl::OkStatus();
 }
 
-absl::Status CountLive(StoreCore* core) {
+// Trash that never had an entry still occupies pages.
+absl::Status CountTrash(StoreCore* core) {
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core->env->BeginRead());
-  TORPOR_RETURN_IF_ERROR(
-      txn->Scan(Table::kRecords, "", [&](const Entry& entry) {
-        const absl::StatusOr<RecordEntry> record =
-            DecodeRecordEntry(entry.value);
-        if (!record.ok()) return true;
-        core->budget.AddLive(record->tenant,
-                             RecordPageBytes(record->record_bytes), 0);
-        if (record->quarantined) core->quarantined.fetch_add(1);
-        return true;
-      }));
-  // Trash that never had an entry still occupies pages.
-  absl::Status status;
-  TORPOR_RETURN_IF_ERROR(txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
+  return txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
     const auto extent = DecodeExtent(entry.value);
     const auto known = txn->Get(Table::kRecords, entry.key);
     if (extent.ok() && known.ok() && !known->has_value()) {
@@ -92,19 +82,33 @@ absl::Status CountLive(StoreCore* core) {
                            RecordPageBytes(extent->record_bytes), 0);
     }
     return true;
-  }));
-  return txn->Scan(Table::kSessions, "", [&](const Entry& entry) {
-    const absl::StatusOr<SessionManifest> manifest =
-        DecodeManifest(entry.value);
-    if (!manifest.ok()) return true;
-    const SessionKey session{LoadBigEndian<uint32_t>(entry.key),
-                             std::string(entry.key.substr(sizeof(uint32_t)))};
-    core->Track(session, *manifest);
-    if (manifest->session_class == SessionClass::kCache) {
-      core->last_use.Set(session, manifest->updated_at_us);
-    }
-    return true;
   });
+}
+
+absl::Status CountLive(StoreCore* core) {
+  TORPOR_RETURN_IF_ERROR(
+      ParallelScan(core->env.get(), Table::kRecords, [&](const Entry& entry) {
+        const absl::StatusOr<RecordEntry> record =
+            DecodeRecordEntry(entry.value);
+        if (!record.ok()) return;
+        core->budget.AddLive(record->tenant,
+                             RecordPageBytes(record->record_bytes), 0);
+        if (record->quarantined) core->quarantined.fetch_add(1);
+      }));
+  TORPOR_RETURN_IF_ERROR(CountTrash(core));
+  return ParallelScan(core->env.get(), Table::kSessions,
+                      [&](const Entry& entry) {
+                        const absl::StatusOr<SessionManifest> manifest =
+                            DecodeManifest(entry.value);
+                        if (!manifest.ok()) return;
+                        const SessionKey session{
+                            LoadBigEndian<uint32_t>(entry.key),
+                            std::string(entry.key.substr(sizeof(uint32_t)))};
+                        core->Track(session, *manifest);
+                        if (manifest->session_class == SessionClass::kCache) {
+                          core->last_use.Set(session, manifest->updated_at_us);
+                        }
+                      });
 }
 
 absl::Status DropOldTombstones(StoreCore* core) {

@@ -22,6 +22,8 @@ constexpr uint32_t kEnvFormatVersion = 1;
 // Records freed per transaction: a few MiB of pages, a few milliseconds.
 constexpr size_t kReapPerTxn = 16;
 constexpr size_t kExpirePerStep = 64;
+// Tombstones looked at per step: a day's deletes may be millions.
+constexpr size_t kTombstonesPerStep = 1024;
 constexpr int64_t kTombstoneLifeUs = int64_t{24} * 3600 * 1'000'000;
 
 absl::Status CheckFormat(StoreCore* core) {
@@ -111,21 +113,31 @@ absl::Status CountLive(StoreCore* core) {
                       });
 }
 
+// Goes on where the last step stopped.
 absl::Status DropOldTombstones(StoreCore* core) {
   const int64_t horizon = core->Now() - kTombstoneLifeUs;
   std::vector<std::string> old;
+  MutexLock lock(&core->sweep_mu);
   {
     TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                             core->env->BeginRead());
-    TORPOR_RETURN_IF_ERROR(
-        txn->Scan(Table::kTombstones, "", [&](const Entry& entry) {
+    size_t visited = 0;
+    std::string next;
+    TORPOR_RETURN_IF_ERROR(txn->Scan(
+        Table::kTombstones, core->sweep_from, [&](const Entry& entry) {
+          if (visited == kTombstonesPerStep || old.size() == kExpirePerStep) {
+            next = entry.key;
+            return false;
+          }
+          ++visited;
           const absl::StatusOr<Tombstone> tombstone =
               DecodeTombstone(entry.value);
           if (!tombstone.ok() || tombstone->deleted_at_us < horizon) {
             old.emplace_back(entry.key);
           }
-          return old.size() < kExpirePerStep;
+          return true;
         }));
+    core->sweep_from = std::move(next);
   }
   if (old.empty()) return absl::OkStatus();
   return core->writer.Run(

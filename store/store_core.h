@@ -101,6 +101,9 @@ struct StoreCore {
   // Cache sessions by last use; sessions with a TTL by its end.
   TimeOrder last_use;
   TimeOrder expiry;
+  // Where the next step of the sweep over tombstones begins.
+  Mutex sweep_mu;
+  std::string sweep_from ABSL_GUARDED_BY(sweep_mu);
   std::atomic<uint64_t> open_tickets{0};
   std::atomic<uint64_t> open_leases{0};
   std::atomic<uint64_t> quarantined{0};

@@ -24,6 +24,8 @@ constexpr size_t kReapPerTxn = 16;
 constexpr size_t kExpirePerStep = 64;
 // Tombstones looked at per step: a day's deletes may be millions.
 constexpr size_t kTombstonesPerStep = 1024;
+// Cache sessions looked at first when room is short.
+constexpr size_t kEvictLook = 64;
 constexpr int64_t kTombstoneLifeUs = int64_t{24} * 3600 * 1'000'000;
 
 absl::Status CheckFormat(StoreCore* core) {
@@ -372,16 +374,29 @@ bool StoreCore::MayEvict(const SessionManifest& manifest) {
 
 absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
     uint32_t tenant, const Budget::Shortage& shortage) {
+  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
+  // A few are enough as a rule, and there may be very many.
+  for (size_t limit = kEvictLook;; limit *= 4) {
+    const std::vector<SessionKey> oldest = last_use.Earliest(Now(), limit);
+    TORPOR_ASSIGN_OR_RETURN(std::vector<SessionKey> sessions,
+                            EvictableOf(*txn, oldest, tenant, shortage));
+    // Not even all of them together: then none has to go.
+    if (!sessions.empty() || oldest.size() < limit) return sessions;
+  }
+}
+
+absl::StatusOr<std::vector<SessionKey>> StoreCore::EvictableOf(
+    const ReadView& view, const std::vector<SessionKey>& oldest,
+    uint32_t tenant, const Budget::Shortage& shortage) {
   std::vector<SessionKey> sessions;
   uint64_t bytes = 0;
   uint64_t tenant_bytes = 0;
-  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
-  for (const SessionKey& session : last_use.Earliest(Now(), SIZE_MAX)) {
+  for (const SessionKey& session : oldest) {
     if (bytes >= shortage.store && tenant_bytes >= shortage.tenant) break;
     // What other tenants hold is of no help to one beyond its own limit.
     if (session.tenant != tenant && tenant_bytes < shortage.tenant) continue;
     const absl::StatusOr<std::optional<SessionManifest>> manifest =
-        FindSession(*txn, session);
+        FindSession(view, session);
     if (!manifest.ok() || !manifest->has_value()) continue;
     if (!MayEvict(**manifest)) continue;
     uint64_t freed = (*manifest)->page_bytes;
@@ -392,7 +407,6 @@ absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
     if (session.tenant == tenant) tenant_bytes += freed;
     sessions.push_back(session);
   }
-  // Not even all of them together: then none has to go.
   if (bytes < shortage.store || tenant_bytes < shortage.tenant) {
     sessions.clear();
   }
@@ -425,8 +439,12 @@ absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
     return absl::OkStatus();
   };
   TORPOR_RETURN_IF_ERROR(reap_while_short());
-  if (const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
-      shortage.any()) {
+  // What goes may free less than its pages, which others may share: look again
+  // while sessions go.
+  for (bool going = true; going;) {
+    going = false;
+    const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
+    if (!shortage.any()) break;
     TORPOR_ASSIGN_OR_RETURN(const std::vector<SessionKey> evictable,
                             Evictable(tenant, shortage));
     for (const SessionKey& session : evictable) {
@@ -435,7 +453,9 @@ absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
                               Evict(session, [&](const SessionManifest& m) {
                                 return MayEvict(m);
                               }));
-      if (gone) TORPOR_RETURN_IF_ERROR(reap_while_short());
+      if (!gone) continue;
+      going = true;
+      TORPOR_RETURN_IF_ERROR(reap_while_short());
     }
   }
   return budget.Reserve(tenant, bytes);

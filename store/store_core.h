@@ -115,6 +115,10 @@ struct StoreCore {
   // none when all of them do not.
   absl::StatusOr<std::vector<SessionKey>> Evictable(
       uint32_t tenant, const Budget::Shortage& shortage);
+  // The same of some sessions, in their order.
+  absl::StatusOr<std::vector<SessionKey>> EvictableOf(
+      const ReadView& view, const std::vector<SessionKey>& oldest,
+      uint32_t tenant, const Budget::Shortage& shortage);
 
   mutable Mutex mu_;
   std::map<uint32_t, TenantSecret> secrets_ ABSL_GUARDED_BY(mu_);

@@ -171,5 +171,6 @@ int main(int argc, char** argv) {
   const int code = torpor::bench::Main(argc, argv);
   // Everything of ours is gone and written. gRPC's static destructors would
   // wait up to 10 s for a connection to a daemon that was killed.
+  std::cout.flush();
   std::quick_exit(code);
 }

@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -175,9 +174,4 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace torpor::bench
 
-int main(int argc, char** argv) {
-  const int code = torpor::bench::Main(argc, argv);
-  // Everything of ours is gone and written. gRPC's static destructors would
-  // wait up to 10 s for a connection to a daemon that was killed.
-  std::quick_exit(code);
-}
+int main(int argc, char** argv) { return torpor::bench::Main(argc, argv); }

@@ -156,6 +156,19 @@ absl::Status DropPageCache(const std::string& data_dir) {
                                              file, std::strerror(error)));
 }
 
+absl::Status FillPageCache(const std::string& data_dir) {
+  const std::string file = data_dir + "/data.mdb";
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> buffer(1 << 20);
+  ssize_t n = fd < 0 ? -1 : 1;
+  while (n > 0) n = read(fd, buffer.data(), buffer.size());
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (n == 0) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrFormat("read %s: %s", file, std::strerror(error)));
+}
+
 absl::StatusOr<uint64_t> CommitsOf(service::Client* client) {
   TORPOR_ASSIGN_OR_RETURN(
       const v1::StatsResponse stats,

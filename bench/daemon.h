@@ -101,6 +101,9 @@ class Daemon {
 // from the page cache. REQUIRES: no daemon has it open, or pages stay.
 absl::Status DropPageCache(const std::string& data_dir);
 
+// Reads the data file once, so that its pages are in the page cache.
+absl::Status FillPageCache(const std::string& data_dir);
+
 // Transactions that the daemon has committed since it started: each is one
 // fdatasync and one synchronous write of LMDB's meta page.
 absl::StatusOr<uint64_t> CommitsOf(service::Client* client);

@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "kernels/isa.h"
 #include "service/config.h"
+#include "service/grpc_lifetime.h"
 #include "service/log.h"
 #include "service/server.h"
 #include "service/version.h"
@@ -82,6 +83,7 @@ absl::Status Serve(const Flags& flags) {
   // A file size limit is a full disk, not a reason to die.
   signal(SIGXFSZ, SIG_IGN);
 
+  KeepGrpcUp();
   const ServerOptions& s = config.server;
   const std::string data_dir = s.store.data_dir;
   const std::string isa(kernels::IsaName(s.backend.models.isa));

@@ -183,6 +183,24 @@ absl::Status ReadView::Scan(
   return rc == MDB_NOTFOUND ? absl::OkStatus() : LmdbError(what, rc);
 }
 
+absl::StatusOr<std::string> ReadView::LastKey(Table table) const {
+  const auto index = static_cast<size_t>(table);
+  const std::string what =
+      absl::StrFormat("last key of table %s", kTableNames[index]);
+  MDB_cursor* raw = nullptr;
+  if (const int rc = mdb_cursor_open(txn_, env_->dbi_[index], &raw); rc != 0) {
+    return LmdbError(what, rc);
+  }
+  const std::unique_ptr<MDB_cursor, decltype(&mdb_cursor_close)> cursor(
+      raw, &mdb_cursor_close);
+  MDB_val k;
+  MDB_val v;
+  const int rc = mdb_cursor_get(raw, &k, &v, MDB_LAST);
+  if (rc == MDB_NOTFOUND) return std::string();
+  if (rc != 0) return LmdbError(what, rc);
+  return std::string(static_cast<const char*>(k.mv_data), k.mv_size);
+}
+
 uint64_t ReadView::Count(Table table) const {
   MDB_stat stat;
   const int rc = mdb_stat(txn_, env_->dbi_[static_cast<size_t>(table)], &stat);

@@ -79,6 +79,9 @@ class ReadView {
   absl::Status Scan(Table table, std::string_view from,
                     const std::function<bool(const Entry&)>& visit) const;
 
+  // The last key of a table; empty when it has no entries.
+  [[nodiscard]] absl::StatusOr<std::string> LastKey(Table table) const;
+
   // Number of entries of a table.
   [[nodiscard]] uint64_t Count(Table table) const;
 

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "store/codec.h"
 #include "store/keys.h"
+#include "store/parallel_scan.h"
 #include "store/record.h"
 
 namespace torpor::store {
@@ -21,6 +22,10 @@ constexpr uint32_t kEnvFormatVersion = 1;
 // Records freed per transaction: a few MiB of pages, a few milliseconds.
 constexpr size_t kReapPerTxn = 16;
 constexpr size_t kExpirePerStep = 64;
+// Tombstones looked at per step: a day's deletes may be millions.
+constexpr size_t kTombstonesPerStep = 1024;
+// Cache sessions looked at first when room is short.
+constexpr size_t kEvictLook = 64;
 constexpr int64_t kTombstoneLifeUs = int64_t{24} * 3600 * 1'000'000;
 
 absl::Status CheckFormat(StoreCore* core) {
@@ -69,22 +74,11 @@ absl::Status TrashAllStaged(StoreCore* core) {
   return absl::OkStatus();
 }
 
-absl::Status CountLive(StoreCore* core) {
+// Trash that never had an entry still occupies pages.
+absl::Status CountTrash(StoreCore* core) {
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core->env->BeginRead());
-  TORPOR_RETURN_IF_ERROR(
-      txn->Scan(Table::kRecords, "", [&](const Entry& entry) {
-        const absl::StatusOr<RecordEntry> record =
-            DecodeRecordEntry(entry.value);
-        if (!record.ok()) return true;
-        core->budget.AddLive(record->tenant,
-                             RecordPageBytes(record->record_bytes), 0);
-        if (record->quarantined) core->quarantined.fetch_add(1);
-        return true;
-      }));
-  // Trash that never had an entry still occupies pages.
-  absl::Status status;
-  TORPOR_RETURN_IF_ERROR(txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
+  return txn->Scan(Table::kTrash, "", [&](const Entry& entry) {
     const auto extent = DecodeExtent(entry.value);
     const auto known = txn->Get(Table::kRecords, entry.key);
     if (extent.ok() && known.ok() && !known->has_value()) {
@@ -92,36 +86,60 @@ absl::Status CountLive(StoreCore* core) {
                            RecordPageBytes(extent->record_bytes), 0);
     }
     return true;
-  }));
-  return txn->Scan(Table::kSessions, "", [&](const Entry& entry) {
-    const absl::StatusOr<SessionManifest> manifest =
-        DecodeManifest(entry.value);
-    if (!manifest.ok()) return true;
-    const SessionKey session{LoadBigEndian<uint32_t>(entry.key),
-                             std::string(entry.key.substr(sizeof(uint32_t)))};
-    core->Track(session, *manifest);
-    if (manifest->session_class == SessionClass::kCache) {
-      core->last_use.Set(session, manifest->updated_at_us);
-    }
-    return true;
   });
 }
 
+absl::Status CountLive(StoreCore* core) {
+  TORPOR_RETURN_IF_ERROR(
+      ParallelScan(core->env.get(), Table::kRecords, [&](const Entry& entry) {
+        const absl::StatusOr<RecordEntry> record =
+            DecodeRecordEntry(entry.value);
+        if (!record.ok()) return;
+        core->budget.AddLive(record->tenant,
+                             RecordPageBytes(record->record_bytes), 0);
+        if (record->quarantined) core->quarantined.fetch_add(1);
+      }));
+  TORPOR_RETURN_IF_ERROR(CountTrash(core));
+  return ParallelScan(core->env.get(), Table::kSessions,
+                      [&](const Entry& entry) {
+                        const absl::StatusOr<SessionManifest> manifest =
+                            DecodeManifest(entry.value);
+                        if (!manifest.ok()) return;
+                        const SessionKey session{
+                            LoadBigEndian<uint32_t>(entry.key),
+                            std::string(entry.key.substr(sizeof(uint32_t)))};
+                        core->Track(session, *manifest);
+                        if (manifest->session_class == SessionClass::kCache) {
+                          core->last_use.Set(session, manifest->updated_at_us);
+                        }
+                      });
+}
+
+// Goes on where the last step stopped.
 absl::Status DropOldTombstones(StoreCore* core) {
   const int64_t horizon = core->Now() - kTombstoneLifeUs;
   std::vector<std::string> old;
+  MutexLock lock(&core->sweep_mu);
   {
     TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                             core->env->BeginRead());
-    TORPOR_RETURN_IF_ERROR(
-        txn->Scan(Table::kTombstones, "", [&](const Entry& entry) {
+    size_t visited = 0;
+    std::string next;
+    TORPOR_RETURN_IF_ERROR(txn->Scan(
+        Table::kTombstones, core->sweep_from, [&](const Entry& entry) {
+          if (visited == kTombstonesPerStep || old.size() == kExpirePerStep) {
+            next = entry.key;
+            return false;
+          }
+          ++visited;
           const absl::StatusOr<Tombstone> tombstone =
               DecodeTombstone(entry.value);
           if (!tombstone.ok() || tombstone->deleted_at_us < horizon) {
             old.emplace_back(entry.key);
           }
-          return old.size() < kExpirePerStep;
+          return true;
         }));
+    core->sweep_from = std::move(next);
   }
   if (old.empty()) return absl::OkStatus();
   return core->writer.Run(
@@ -356,16 +374,29 @@ bool StoreCore::MayEvict(const SessionManifest& manifest) {
 
 absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
     uint32_t tenant, const Budget::Shortage& shortage) {
+  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
+  // A few are enough as a rule, and there may be very many.
+  for (size_t limit = kEvictLook;; limit *= 4) {
+    const std::vector<SessionKey> oldest = last_use.Earliest(Now(), limit);
+    TORPOR_ASSIGN_OR_RETURN(std::vector<SessionKey> sessions,
+                            EvictableOf(*txn, oldest, tenant, shortage));
+    // Not even all of them together: then none has to go.
+    if (!sessions.empty() || oldest.size() < limit) return sessions;
+  }
+}
+
+absl::StatusOr<std::vector<SessionKey>> StoreCore::EvictableOf(
+    const ReadView& view, const std::vector<SessionKey>& oldest,
+    uint32_t tenant, const Budget::Shortage& shortage) {
   std::vector<SessionKey> sessions;
   uint64_t bytes = 0;
   uint64_t tenant_bytes = 0;
-  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
-  for (const SessionKey& session : last_use.Earliest(Now(), SIZE_MAX)) {
+  for (const SessionKey& session : oldest) {
     if (bytes >= shortage.store && tenant_bytes >= shortage.tenant) break;
     // What other tenants hold is of no help to one beyond its own limit.
     if (session.tenant != tenant && tenant_bytes < shortage.tenant) continue;
     const absl::StatusOr<std::optional<SessionManifest>> manifest =
-        FindSession(*txn, session);
+        FindSession(view, session);
     if (!manifest.ok() || !manifest->has_value()) continue;
     if (!MayEvict(**manifest)) continue;
     uint64_t freed = (*manifest)->page_bytes;
@@ -376,7 +407,6 @@ absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
     if (session.tenant == tenant) tenant_bytes += freed;
     sessions.push_back(session);
   }
-  // Not even all of them together: then none has to go.
   if (bytes < shortage.store || tenant_bytes < shortage.tenant) {
     sessions.clear();
   }
@@ -409,8 +439,12 @@ absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
     return absl::OkStatus();
   };
   TORPOR_RETURN_IF_ERROR(reap_while_short());
-  if (const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
-      shortage.any()) {
+  // What goes may free less than its pages, which others may share: look again
+  // while sessions go.
+  for (bool going = true; going;) {
+    going = false;
+    const Budget::Shortage shortage = budget.ShortageFor(tenant, bytes);
+    if (!shortage.any()) break;
     TORPOR_ASSIGN_OR_RETURN(const std::vector<SessionKey> evictable,
                             Evictable(tenant, shortage));
     for (const SessionKey& session : evictable) {
@@ -419,7 +453,9 @@ absl::Status StoreCore::Admit(uint32_t tenant, uint64_t bytes) {
                               Evict(session, [&](const SessionManifest& m) {
                                 return MayEvict(m);
                               }));
-      if (gone) TORPOR_RETURN_IF_ERROR(reap_while_short());
+      if (!gone) continue;
+      going = true;
+      TORPOR_RETURN_IF_ERROR(reap_while_short());
     }
   }
   return budget.Reserve(tenant, bytes);

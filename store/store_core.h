@@ -105,6 +105,9 @@ struct StoreCore {
   // Cache sessions by last use; sessions with a TTL by its end.
   TimeOrder last_use;
   TimeOrder expiry;
+  // Where the next step of the sweep over tombstones begins.
+  Mutex sweep_mu;
+  std::string sweep_from ABSL_GUARDED_BY(sweep_mu);
   std::atomic<uint64_t> open_tickets{0};
   std::atomic<uint64_t> open_leases{0};
   std::atomic<uint64_t> quarantined{0};
@@ -115,6 +118,10 @@ struct StoreCore {
   // Cache sessions whose going covers the shortage, least recently used first;
   // none when all of them do not.
   absl::StatusOr<std::vector<SessionKey>> Evictable(
+      uint32_t tenant, const Budget::Shortage& shortage);
+  // The same of some sessions, in their order.
+  absl::StatusOr<std::vector<SessionKey>> EvictableOf(
+      const ReadView& view, const std::vector<SessionKey>& oldest,
       uint32_t tenant, const Budget::Shortage& shortage);
 
   mutable Mutex mu_;

@@ -99,6 +99,32 @@ TEST_F(QuotaTest, AFullStoreRefusesAtBegin) {
   EXPECT_THAT(Ids(), ElementsAre("b", "c", "small"));
 }
 
+TEST_F(QuotaTest, ManySmallCacheSessionsMakeRoomForALargeOne) {
+  OpenFor(2);
+  constexpr int kSmall = 100;
+  for (int i = 0; i < kSmall; ++i) {
+    now_us_ += 1'000'000;
+    SuspendSpec spec = Spec("s" + std::to_string(100 + i), 0, 0, 16, "create");
+    spec.session_class = kCache;
+    ASSERT_OK(Suspend(store_.get(), spec, ++writer_));
+  }
+  ASSERT_EQ(Ids().size(), size_t{kSmall});
+  // More than half of what there is.
+  SuspendSpec large = NewSession("large", kDurable);
+  large.new_tokens = Tokens(0, 1'300);
+  large.kv_len = 1'300;
+  large.provenance = {{0, large.kv_len, Provenance::kExact}};
+  ASSERT_OK(Suspend(store_.get(), large, ++writer_));
+  const std::vector<std::string> ids = Ids();
+  ASSERT_EQ(ids.front(), "large");
+  // Those used last have stayed, and not all that could go have gone.
+  EXPECT_LT(ids.size(), size_t{kSmall - 64});
+  ASSERT_GT(ids.size(), 1U);
+  for (size_t i = 1; i < ids.size(); ++i) {
+    EXPECT_EQ(ids[i], "s" + std::to_string(100 + kSmall - ids.size() + i));
+  }
+}
+
 TEST_F(QuotaTest, WhatTicketsWereGrantedIsPromised) {
   Open([&](LmdbStoreOptions& o) {
     o.max_bytes = 2 * (session_bytes_ + (64 << 10)) + (32 << 10);

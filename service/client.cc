@@ -105,6 +105,28 @@ class RowUploader {
   RowOutlet& outlet_;
 };
 
+// Whether a stream that waits for room is over: the daemon may have ended the
+// call, of which only a write tells. An empty message says nothing else.
+class StreamEnd {
+ public:
+  StreamEnd(const SegmentLink* link, RawWriter* writer)
+      : link_(link), writer_(writer) {}
+
+  bool operator()() {
+    if (link_->lost()) return true;
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return false;
+    next_ = now + kProbe;
+    return !writer_->Write(EncodeMessage(v1::PutRowsRequest()));
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kProbe{50};
+  const SegmentLink* const link_;
+  RawWriter* const writer_;
+  std::chrono::steady_clock::time_point next_;
+};
+
 // Pieces of a message to where they belong, verified.
 absl::Status TakeRows(const RowMessage& message, RowIntake* intake,
                       const RowSink& sink) {
@@ -318,7 +340,7 @@ absl::Status Client::PutRows(const SuspendCall& call,
     first.set_segment(begun.plane().segment());
     outlet = std::make_unique<SharedOutlet>(
         &link->memory(),
-        SharedOutlet::Limits{options_.timeout, [link] { return link->lost(); }},
+        SharedOutlet::Limits{options_.timeout, StreamEnd(link, writer.get())},
         write);
   }
   const absl::Status sent = writer->Write(EncodeMessage(first))

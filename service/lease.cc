@@ -285,15 +285,17 @@ RebuildInputs Lease::Inputs() const {
 
 // ---- rows and windows -----------------------------------------------------
 
-absl::Status Lease::ReadRows(uint32_t slot, replay::Rows rows,
-                             std::span<uint8_t> out) {
+absl::StatusOr<uint64_t> Lease::ReadRows(uint32_t slot, replay::Rows rows,
+                                         std::span<uint8_t> out) {
   const SteadyClock::time_point begin = SteadyClock::now();
-  TORPOR_RETURN_IF_ERROR(
-      ReadStoredRows(stored_.get(), *model_, slot, rows, out));
+  TORPOR_ASSIGN_OR_RETURN(
+      const uint64_t hash,
+      stored_->ReadRowsAndHash(model_->compact_index.at(slot),
+                               {rows.begin, rows.end}, out));
   MutexLock lock(&mu_);
   bytes_read_ += out.size();
   read_us_ += MicrosecondsSince(begin);
-  return absl::OkStatus();
+  return hash;
 }
 
 absl::StatusOr<const replay::WindowState*> Lease::Window(

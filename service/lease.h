@@ -51,8 +51,9 @@ class Lease {
   absl::StatusOr<v1::BeginResumeResponse> Response();
 
   // Rows of a compact slot (layout index), verified; counted in the receipt.
-  absl::Status ReadRows(uint32_t slot, replay::Rows rows,
-                        std::span<uint8_t> out);
+  // Returns their XXH3-64.
+  absl::StatusOr<uint64_t> ReadRows(uint32_t slot, replay::Rows rows,
+                                    std::span<uint8_t> out);
 
   // Rebuilds the window once and keeps it: replay or snapshot, verified against
   // the witness, climbing where `limits` allow. kDataLoss when bits that were

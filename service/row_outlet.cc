@@ -13,8 +13,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 // A message costs some 50 us however little it says, the bytes of a batch some
-// hundreds: enough batches in the ring that both sides always have one.
-constexpr uint64_t kMostBatchBytes = uint64_t{2} << 20;
+// hundred: enough batches in the ring that both sides always have one.
+constexpr uint64_t kMostBatchBytes = uint64_t{1} << 20;
 constexpr uint64_t kBatchesInRing = 4;
 constexpr size_t kMostPieces = 1024;
 

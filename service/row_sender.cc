@@ -71,24 +71,26 @@ absl::Status RowSender::Send(uint32_t index, replay::Rows rows,
         std::min({rows.end, (row / block_rows + 1) * block_rows, row + most});
     TORPOR_ASSIGN_OR_RETURN(const std::span<uint8_t> out,
                             outlet_.Append((end - row) * row_bytes));
+    uint64_t checksum = 0;
     if (sharded) {
       whole_.resize((end - row) * slot.row_bytes);
-      TORPOR_RETURN_IF_ERROR(fill({row, end}, whole_));
+      TORPOR_RETURN_IF_ERROR(fill({row, end}, whole_).status());
       for (uint64_t i = 0; i < end - row; ++i) {
         std::copy_n(
             whole_.begin() + static_cast<ptrdiff_t>(i * slot.row_bytes +
                                                     shard_.index * row_bytes),
             row_bytes, out.begin() + i * row_bytes);
       }
+      checksum = Xxh3(out);
     } else {
-      TORPOR_RETURN_IF_ERROR(fill({row, end}, out));
+      TORPOR_ASSIGN_OR_RETURN(checksum, fill({row, end}, out));
     }
     v1::RowPiece piece;
     piece.set_slot(index);
     piece.set_shard(sharded ? shard_.index : 0);
     piece.set_row_begin(row);
     piece.set_n_rows(static_cast<uint32_t>(end - row));
-    piece.set_checksum(Xxh3(out));
+    piece.set_checksum(checksum);
     piece.set_row_bytes(static_cast<uint32_t>(row_bytes));
     outlet_.Describe(std::move(piece));
     row = end;
@@ -127,7 +129,7 @@ absl::Status SendWindow(Lease& lease, const replay::WindowState& window,
               rows.bytes.begin() +
                   static_cast<ptrdiff_t>((part.begin - rows.first) * row_bytes),
               out.size(), out.begin());
-          return absl::OkStatus();
+          return Xxh3(out);
         }));
   }
   return Finish(lease, outlet, bytes, us);

@@ -35,8 +35,9 @@ uint64_t BytesToSend(Lease& lease);
 // Not thread-safe.
 class RowSender {
  public:
-  // Whole rows into a buffer.
-  using Fill = std::function<absl::Status(replay::Rows, std::span<uint8_t>)>;
+  // Whole rows into a buffer; returns their XXH3-64.
+  using Fill =
+      std::function<absl::StatusOr<uint64_t>(replay::Rows, std::span<uint8_t>)>;
 
   // Model and outlet outlive the sender.
   RowSender(const RegisteredModel& model, Shard shard, RowOutlet* outlet)

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -90,6 +91,35 @@ class StreamStep {
   bool ok_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+// One message of a stream on its way out, while the worker fills the next.
+// Only for messages that share their bytes when copied.
+template <typename Out>
+class OneBehind {
+ public:
+  // Starts `start(message)` when the message before is out; false when one
+  // failed. The message is copied.
+  template <typename Start>
+  bool Write(const Out& message, const Start& start) {
+    if (!Wait()) return false;
+    message_ = message;
+    under_way_ = true;
+    start(&message_);
+    return true;
+  }
+  // Until nothing is under way.
+  bool Wait() {
+    if (std::exchange(under_way_, false) && !step_.Wait()) failed_ = true;
+    return !failed_;
+  }
+  void Done(bool ok) { step_.Done(ok); }
+
+ private:
+  StreamStep step_;
+  Out message_;
+  bool under_way_ = false;
+  bool failed_ = false;
+};
+
 // A unary call. `handler(call)` fills the response and returns its status.
 template <typename Handler>
 grpc::ServerUnaryReactor* RunUnary(grpc::CallbackServerContext* context,
@@ -137,7 +167,9 @@ grpc::ServerReadReactor<In>* RunReader(grpc::CallbackServerContext* context,
 }
 
 // Server-streaming: `handler(call, write)`, where write(message) is false when
-// nobody listens any more. The message lives until write returns.
+// nobody listens any more: known of one message when the next is written. A
+// protobuf message is out when write returns, a ByteBuffer is copied (it shares
+// its slices) and leaves meanwhile.
 template <typename Out, typename Handler>
 grpc::ServerWriteReactor<Out>* RunWriter(grpc::CallbackServerContext* context,
                                          WorkerPool* workers, Handler handler) {
@@ -145,25 +177,38 @@ grpc::ServerWriteReactor<Out>* RunWriter(grpc::CallbackServerContext* context,
    public:
     explicit Reactor(grpc::CallbackServerContext* c) : call(c) {}
     bool Write(const Out& message) {
-      this->StartWrite(&message);
-      return step.Wait() && !call.cancelled();
+      if constexpr (std::is_same_v<Out, grpc::ByteBuffer>) {
+        return ahead.Write(message, [&](Out* m) { this->StartWrite(m); }) &&
+               !call.cancelled();
+      } else {
+        this->StartWrite(&message);
+        return step.Wait() && !call.cancelled();
+      }
     }
-    void OnWriteDone(bool ok) override { step.Done(ok); }
+    void OnWriteDone(bool ok) override {
+      if constexpr (std::is_same_v<Out, grpc::ByteBuffer>) {
+        ahead.Done(ok);
+      } else {
+        step.Done(ok);
+      }
+    }
     void OnCancel() override { call.Cancel(); }
     void OnDone() override { delete this; }
     Call call;
     StreamStep step;
+    OneBehind<grpc::ByteBuffer> ahead;
   };
   auto* reactor = new Reactor(context);
   workers->Post([reactor, handler = std::move(handler)]() mutable {
     const absl::Status status =
         handler(reactor->call, [&](const Out& m) { return reactor->Write(m); });
+    reactor->ahead.Wait();
     reactor->Finish(ToGrpcStatus(status));
   });
   return reactor;
 }
 
-// Both directions.
+// Both directions, ByteBuffers out.
 template <typename In, typename Out, typename Handler>
 grpc::ServerBidiReactor<In, Out>* RunBidi(grpc::CallbackServerContext* context,
                                           WorkerPool* workers,
@@ -176,22 +221,23 @@ grpc::ServerBidiReactor<In, Out>* RunBidi(grpc::CallbackServerContext* context,
       return read_step.Wait() && !call.cancelled();
     }
     bool Write(const Out& message) {
-      this->StartWrite(&message);
-      return write_step.Wait() && !call.cancelled();
+      return ahead.Write(message, [&](Out* m) { this->StartWrite(m); }) &&
+             !call.cancelled();
     }
     void OnReadDone(bool ok) override { read_step.Done(ok); }
-    void OnWriteDone(bool ok) override { write_step.Done(ok); }
+    void OnWriteDone(bool ok) override { ahead.Done(ok); }
     void OnCancel() override { call.Cancel(); }
     void OnDone() override { delete this; }
     Call call;
     StreamStep read_step;
-    StreamStep write_step;
+    OneBehind<Out> ahead;
   };
   auto* reactor = new Reactor(context);
   workers->Post([reactor, handler = std::move(handler)]() mutable {
     const absl::Status status = handler(
         reactor->call, [&](In* m) { return reactor->Read(m); },
         [&](const Out& m) { return reactor->Write(m); });
+    reactor->ahead.Wait();
     reactor->Finish(ToGrpcStatus(status));
   });
   return reactor;

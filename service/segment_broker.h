@@ -27,8 +27,10 @@ namespace torpor::service {
 
 struct SegmentOptions {
   bool enabled = true;
-  // Most of one segment, 1 MiB to 1 GiB. Short sessions get less.
-  uint64_t segment_bytes = uint64_t{16} << 20;
+  // Most of one segment, 1 MiB to 1 GiB. Short sessions get less. It is a ring:
+  // four batches of 1 MiB keep both sides at work, and more memory takes longer
+  // to make (8 ms for 16 MiB) and does not stay in the cache.
+  uint64_t segment_bytes = uint64_t{4} << 20;
   // Of all segments at once; each counts at least 1 MiB.
   uint64_t max_bytes = uint64_t{128} << 20;
   // How long a segment waits to be taken.

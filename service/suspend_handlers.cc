@@ -155,10 +155,16 @@ class TicketIntake {
     for (const v1::RowPiece& p : message.pieces) {
       TORPOR_ASSIGN_OR_RETURN(const store::RowPiece piece,
                               StorePiece(*ticket_, p));
-      TORPOR_ASSIGN_OR_RETURN(const std::span<const uint8_t> rows,
-                              intake_->Take(p));
+      const absl::StatusOr<std::span<const uint8_t>> rows = intake_->Take(p);
+      if (!rows.ok()) {
+        return absl::Status(
+            rows.status().code(),
+            absl::StrFormat("slot '%s': %s",
+                            ticket_->model->layout.slots[p.slot()].name,
+                            std::string(rows.status().message())));
+      }
       TORPOR_RETURN_IF_ERROR(
-          ticket_->stored->Put(piece, rows, call_.cancelled_fn()));
+          ticket_->stored->Put(piece, *rows, call_.cancelled_fn()));
     }
     TORPOR_RETURN_IF_ERROR(intake_->End());
     const uint64_t shared = intake_->shared_bytes() - before;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/hash.h"
 #include "base/status.h"
 #include "store/record.h"
 
@@ -239,6 +240,19 @@ absl::StatusOr<TokenRun> LmdbLease::ReadTokens(uint64_t begin, uint64_t end) {
 
 absl::Status LmdbLease::ReadRows(uint32_t slot, RowRange rows,
                                  std::span<uint8_t> out) {
+  return ReadVerified(slot, rows, out).status();
+}
+
+absl::StatusOr<uint64_t> LmdbLease::ReadRowsAndHash(uint32_t slot,
+                                                    RowRange rows,
+                                                    std::span<uint8_t> out) {
+  TORPOR_ASSIGN_OR_RETURN(const std::optional<uint64_t> known,
+                          ReadVerified(slot, rows, out));
+  return known.has_value() ? *known : Xxh3(out);
+}
+
+absl::StatusOr<std::optional<uint64_t>> LmdbLease::ReadVerified(
+    uint32_t slot, RowRange rows, std::span<uint8_t> out) {
   if (slot >= layout_.slots.size()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "slot: got %d, the layout has %d", slot, layout_.slots.size()));
@@ -258,6 +272,7 @@ absl::Status LmdbLease::ReadRows(uint32_t slot, RowRange rows,
   const uint64_t first_token = rows.begin * spec.tokens_per_row;
   const uint64_t end_token = rows.end * spec.tokens_per_row;
   HintSections(slot, first_token);
+  std::optional<uint64_t> known;
   uint64_t row = rows.begin;
   for (const ChainLink& link : Overlapping(first_token, end_token)) {
     if (row == rows.end) break;
@@ -284,6 +299,9 @@ absl::Status LmdbLease::ReadRows(uint32_t slot, RowRange rows,
     const auto part = out.subspan((row - rows.begin) * spec.row_bytes,
                                   (to - row) * spec.row_bytes);
     TORPOR_RETURN_IF_ERROR(ReadSectionRows(*header, *section, {row, to}, part));
+    if (part.size() == out.size() && to - row == section->n_rows) {
+      known = section->checksum;
+    }
     row = to;
   }
   if (row != rows.end) {
@@ -291,7 +309,7 @@ absl::Status LmdbLease::ReadRows(uint32_t slot, RowRange rows,
         absl::StrFormat("slot %d rows [%d, %d): rows from %d on are not stored",
                         slot, rows.begin, rows.end, row));
   }
-  return absl::OkStatus();
+  return known;
 }
 
 absl::StatusOr<std::vector<ChainLink>> LmdbLease::AttachmentLinks(

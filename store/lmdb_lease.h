@@ -32,6 +32,8 @@ class LmdbLease final : public SessionLease {
   absl::StatusOr<TokenRun> ReadTokens(uint64_t begin, uint64_t end) override;
   absl::Status ReadRows(uint32_t slot, RowRange rows,
                         std::span<uint8_t> out) override;
+  absl::StatusOr<uint64_t> ReadRowsAndHash(uint32_t slot, RowRange rows,
+                                           std::span<uint8_t> out) override;
   absl::Status ReadSnapshot(uint32_t id, RowRange rows,
                             std::span<uint8_t> out) override;
   absl::StatusOr<std::vector<AttachmentSection>> ReadAttachment(
@@ -53,6 +55,10 @@ class LmdbLease final : public SessionLease {
   absl::StatusOr<BlockOrigin> ReadOrigin(const ChainLink& link);
 
  private:
+  // ReadRows; with the checksum that was verified when `out` is one section.
+  absl::StatusOr<std::optional<uint64_t>> ReadVerified(uint32_t slot,
+                                                       RowRange rows,
+                                                       std::span<uint8_t> out);
   explicit LmdbLease(StoreCore* core) : core_(core) {}
 
   // Fills links_ and usable_len from the chain that ends at `tip`.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "base/hash.h"
 #include "base/status.h"
 
 namespace torpor::store {
@@ -77,6 +78,13 @@ absl::Status ValidateOrigin(const SuspendSpec& spec) {
 }
 
 }  // namespace
+
+absl::StatusOr<uint64_t> SessionLease::ReadRowsAndHash(uint32_t slot,
+                                                       RowRange rows,
+                                                       std::span<uint8_t> out) {
+  TORPOR_RETURN_IF_ERROR(ReadRows(slot, rows, out));
+  return Xxh3(out);
+}
 
 Clock SystemClock() {
   return [] {

@@ -391,7 +391,8 @@ class ClientPlaneTest : public DataPlaneTest {
     call.rows = [salt = s.salt](uint32_t slot, uint64_t begin, uint64_t end,
                                 std::span<uint8_t> out) {
       const std::string bytes = ToyRows(salt, slot, begin, end);
-      std::copy(bytes.begin(), bytes.end(), out.begin());
+      std::copy_n(bytes.begin(), std::min(bytes.size(), out.size()),
+                  out.begin());
       return absl::OkStatus();
     };
     return call;
@@ -472,6 +473,20 @@ TEST_F(ClientPlaneTest, FallsBackToMessages) {
               HasStatus(StatusCode::kFailedPrecondition, "no unix socket"));
   EXPECT_THAT(far->Suspend(CallFor(Long("far"))).status(),
               HasStatus(StatusCode::kFailedPrecondition, "no unix socket"));
+  ExpectNoSegments();
+}
+
+// The ring is full and the daemon has ended the call: the client learns why.
+TEST_F(ClientPlaneTest, ACallThatEndsUnderAFullRingIsReported) {
+  ASSERT_OK_AND_ASSIGN(const auto client, Connect(RowPlane::kSharedMemory));
+  const ToySuspend s = Long();
+  SuspendCall call = CallFor(s);
+  // Refused at its first message, and none is taken after it.
+  call.slots[0].row_bytes = 12;
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(client->Suspend(call).status(),
+              HasStatus(StatusCode::kInvalidArgument, "bytes a row"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
   ExpectNoSegments();
 }
 

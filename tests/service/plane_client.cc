@@ -27,14 +27,15 @@ v1::DataPlaneOffer Offer(const std::vector<v1::DataPlane>& planes) {
   return offer;
 }
 
-absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message) {
+absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message,
+                     const std::function<bool()>& give_up) {
   const std::string data = std::move(*message->mutable_data());
   message->clear_data();
   size_t at = 0;
   for (v1::RowPiece& piece : *message->mutable_pieces()) {
     const size_t n = size_t{piece.n_rows()} * piece.row_bytes();
     TORPOR_ASSIGN_OR_RETURN(const RingRoom room,
-                            ring->Reserve(n, kLimit, nullptr));
+                            ring->Reserve(n, kLimit, give_up));
     std::copy_n(data.begin() + static_cast<ptrdiff_t>(at), n,
                 room.bytes.begin());
     piece.set_position(room.position);
@@ -59,7 +60,11 @@ absl::StatusOr<uint64_t> PutShared(v1::SessionService::Stub* stub,
   RingProducer ring(&link->memory());
   for (v1::PutRowsRequest& message : messages) {
     if (!writing) break;
-    TORPOR_RETURN_IF_ERROR(LayInto(&ring, &message));
+    // Of a call that is over only a write tells.
+    const absl::Status laid = LayInto(
+        &ring, &message, [&] { return !writer->Write(v1::PutRowsRequest()); });
+    if (absl::IsCancelled(laid)) break;
+    TORPOR_RETURN_IF_ERROR(laid);
     writing = writer->Write(message);
   }
   writer->WritesDone();

@@ -7,6 +7,7 @@
 #define TORPOR_TESTS_SERVICE_PLANE_CLIENT_H_
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ namespace torpor::service {
 v1::DataPlaneOffer Offer(const std::vector<v1::DataPlane>& planes);
 
 // Moves the data of a message into the ring.
-absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message);
+absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message,
+                     const std::function<bool()>& give_up = nullptr);
 
 // The messages' rows through the segment of `choice`.
 absl::StatusOr<uint64_t> PutShared(v1::SessionService::Stub* stub,

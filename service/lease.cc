@@ -192,12 +192,14 @@ absl::Status Lease::TakeCut() {
 
 absl::Status Lease::MakePlan() {
   const store::SessionInfo& info = stored_->info();
-  // Floors further back than an exact replay reaches bind nothing.
-  const uint64_t reach =
-      replay::FiguresOf(model_->layout, cut_).exact_tokens + 1;
+  // A floor only shortens what is read: those further back than an exact replay
+  // of this cut reaches without any, its open groups and spans included, bind
+  // nothing. Where no replay can be, no floor is asked for.
+  const absl::StatusOr<replay::ReplayPlan> furthest =
+      PlanCut(Inputs(), replay::ReplayMode::kExact, 0);
   TORPOR_ASSIGN_OR_RETURN(
       const std::vector<store::Floor> floors,
-      stored_->Floors(cut_ > reach ? cut_ - reach : 0, cut_));
+      stored_->Floors(furthest.ok() ? furthest->replay_start : cut_, cut_));
   floors_ = ToReplay(floors);
   const bool at_tip = cut_ == info.kv_len && !header_.session().empty();
   const bool has_snapshot = info.has_snapshot() && at_tip;
@@ -225,7 +227,9 @@ absl::Status Lease::MakePlan() {
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
                           PlanCut(Inputs(), mode, limits.replay_tokens()));
-  if (mode == replay::ReplayMode::kCold) AddReason(cut_, "cold was asked");
+  if (mode == replay::ReplayMode::kCold && cut_ > 0) {
+    AddReason(cut_, "cold was asked");
+  }
   {
     MutexLock lock(&mu_);
     plan_ = plan;

@@ -11,11 +11,14 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <thread>
 
 #include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "store/record.h"
 
 namespace torpor::bench {
 namespace {
@@ -48,6 +51,38 @@ uintptr_t MappingOf(uintptr_t address) {
     if (begin <= address && address < end) return begin;
   }
   return 0;
+}
+
+struct PlacedRecord {
+  store::RecordHeader header;
+  // Of its parts.
+  std::vector<FileRange> parts;
+};
+
+std::vector<FileRange> SlotMajor(const std::vector<PlacedRecord>& records) {
+  // (slot, record) in order, since records come in order.
+  std::map<uint32_t, std::vector<FileRange>> by_slot;
+  for (const PlacedRecord& record : records) {
+    for (const store::SectionEntry& section : record.header.sections) {
+      if (section.kind != store::SectionKind::kRows) continue;
+      uint64_t at = section.offset;
+      const uint64_t end = section.offset + section.bytes;
+      while (at < end) {
+        const FileRange& part = record.parts[at / store::kPartBytes];
+        const uint64_t inside = at % store::kPartBytes;
+        const uint64_t n =
+            std::min<uint64_t>(end - at, store::kPartBytes - inside);
+        by_slot[section.id].push_back(
+            {part.begin + inside, part.begin + inside + n});
+        at += n;
+      }
+    }
+  }
+  std::vector<FileRange> ranges;
+  for (const auto& [slot, some] : by_slot) {
+    ranges.insert(ranges.end(), some.begin(), some.end());
+  }
+  return ranges;
 }
 
 class Descriptor {
@@ -108,7 +143,7 @@ absl::Status RawSocketCopy(std::span<const uint8_t> bytes,
   return Failed("copy through a socket", "ended early");
 }
 
-absl::StatusOr<std::vector<FileRange>> PartRanges(const std::string& data_dir) {
+absl::StatusOr<std::vector<FileRange>> RowRanges(const std::string& data_dir) {
   MDB_env* env = nullptr;
   int rc = mdb_env_create(&env);
   if (rc != 0) return Failed("lmdb", mdb_strerror(rc));
@@ -123,20 +158,34 @@ absl::StatusOr<std::vector<FileRange>> PartRanges(const std::string& data_dir) {
   if (rc == 0) rc = mdb_txn_begin(env, nullptr, MDB_RDONLY, &txn);
   if (rc == 0) rc = mdb_dbi_open(txn, "parts", 0, &dbi);
   if (rc == 0) rc = mdb_cursor_open(txn, dbi, &cursor);
-  std::vector<FileRange> ranges;
+  std::vector<PlacedRecord> records;
+  absl::Status status;
   uintptr_t map_begin = 0;
   MDB_val key;
   MDB_val value;
-  while (rc == 0 &&
+  while (rc == 0 && status.ok() &&
          (rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT)) == 0) {
-    const auto at = reinterpret_cast<uintptr_t>(value.mv_data);
+    const auto* bytes = static_cast<const uint8_t*>(value.mv_data);
+    const auto at = reinterpret_cast<uintptr_t>(bytes);
     if (map_begin == 0) map_begin = MappingOf(at);
-    ranges.push_back({at - map_begin, at - map_begin + value.mv_size});
+    const auto* name = static_cast<const uint8_t*>(key.mv_data);
+    // Part 0 of a record holds its directory.
+    if (name[key.mv_size - 1] == 0) {
+      absl::StatusOr<store::RecordHeader> header =
+          store::DecodeRecordPrefix({bytes, value.mv_size});
+      status = header.status();
+      if (status.ok()) records.push_back({*std::move(header), {}});
+    }
+    if (status.ok()) {
+      records.back().parts.push_back(
+          {at - map_begin, at - map_begin + value.mv_size});
+    }
   }
   if (cursor != nullptr) mdb_cursor_close(cursor);
   if (txn != nullptr) mdb_txn_abort(txn);
+  TORPOR_RETURN_IF_ERROR(status);
   if (rc != MDB_NOTFOUND) return Failed("lmdb " + data_dir, mdb_strerror(rc));
-  return ranges;
+  return SlotMajor(records);
 }
 
 absl::Status RawRead(const std::string& path, std::span<const FileRange> ranges,

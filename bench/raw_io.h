@@ -29,9 +29,10 @@ struct FileRange {
   uint64_t end = 0;
 };
 
-// Where the values of all record parts lie in data_dir's data.mdb, in key
-// order. REQUIRES: no store has it open.
-absl::StatusOr<std::vector<FileRange>> PartRanges(const std::string& data_dir);
+// Where the rows of all records lie in data_dir's data.mdb: slot after slot,
+// each in the order of the records, as a resume reads them. REQUIRES: no store
+// has it open.
+absl::StatusOr<std::vector<FileRange>> RowRanges(const std::string& data_dir);
 
 // Reads the ranges one after the other with pread.
 absl::Status RawRead(const std::string& path, std::span<const FileRange> ranges,

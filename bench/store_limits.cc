@@ -309,7 +309,7 @@ absl::StatusOr<LimitRow> ColdRead(const StoreLimitsOptions& options) {
         session.Suspend(store.get(), "cold", 0, 0, kTokens).status());
   }
   TORPOR_ASSIGN_OR_RETURN(const std::vector<FileRange> ranges,
-                          PartRanges(data_dir));
+                          RowRanges(data_dir));
   uint64_t stored = 0;
   for (const FileRange& range : ranges) stored += range.end - range.begin;
   // Touched before: page faults of the buffer are neither side's.
@@ -342,7 +342,7 @@ absl::StatusOr<LimitRow> ColdRead(const StoreLimitsOptions& options) {
                   mb / Median(ours),
                   static_cast<double>(stored) / 1e6 / Median(disk),
                   "MB/s",
-                  "pread of the same ranges",
+                  "pread of the same ranges, same order",
                   0.9,
                   /*at_least=*/true};
 }

@@ -71,6 +71,10 @@ PlaneAnswer ChoosePlane(SegmentBroker* broker, PlaneAsk ask) {
       AddReason("shared memory", "this connection is no unix socket", &choice);
       continue;
     }
+    if (ask.flow == Flow::kToClient && ask.bytes == 0) {
+      AddReason("shared memory", "there are no rows to carry", &choice);
+      continue;
+    }
     absl::StatusOr<SegmentBroker::Made> made =
         broker->Make(ask.bytes, ask.flow, ask.on_lost);
     if (!made.ok()) {

@@ -364,6 +364,8 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
                 TORPOR_RETURN_IF_ERROR(
                     SendWindow(*lease, **window, {}, outlet));
               }
+              // The segment ends with this call.
+              TORPOR_RETURN_IF_ERROR(outlet->Drain());
               v1::ResumeChunk last;
               *last.mutable_receipt() = lease->Receipt();
               backend_.Account(last.receipt());

@@ -33,6 +33,9 @@ class RowOutlet {
   virtual void Describe(v1::RowPiece piece) = 0;
   // Sends what has gathered. kCancelled when nobody takes it.
   virtual absl::Status Flush() = 0;
+  // Returns when the consumer needs nothing more from here: a segment that
+  // goes before its client took it takes its rows along. REQUIRES: flushed.
+  virtual absl::Status Drain() { return absl::OkStatus(); }
   // Whether bytes go through shared memory.
   [[nodiscard]] virtual bool shared() const = 0;
 
@@ -81,6 +84,9 @@ class SharedOutlet final : public RowOutlet {
   absl::StatusOr<std::span<uint8_t>> Append(size_t bytes) override;
   void Describe(v1::RowPiece piece) override;
   absl::Status Flush() override;
+  absl::Status Drain() override {
+    return ring_.Drain(limits_.stall, limits_.give_up);
+  }
   [[nodiscard]] bool shared() const override { return true; }
 
  private:

@@ -78,10 +78,30 @@ absl::StatusOr<RingRoom> RingProducer::Reserve(
                         bytes, size));
   }
   const uint64_t position = PlaceFor(bytes);
+  TORPOR_RETURN_IF_ERROR(
+      WaitFor([&] { return Fits(position, bytes); }, limit, give_up));
+  head_ = position + bytes;
+  return RingRoom{position,
+                  segment_->writable().subspan(position % size, bytes)};
+}
+
+absl::Status RingProducer::Drain(std::chrono::milliseconds limit,
+                                 const std::function<bool()>& give_up) {
+  return WaitFor(
+      [&]() -> absl::StatusOr<bool> {
+        TORPOR_RETURN_IF_ERROR(Fits(head_, 0).status());
+        return consumed_ == head_;
+      },
+      limit, give_up);
+}
+
+absl::Status RingProducer::WaitFor(
+    const std::function<absl::StatusOr<bool>()>& ready,
+    std::chrono::milliseconds limit, const std::function<bool()>& give_up) {
   ShmControl& control = segment_->control();
   const SteadyClock::time_point deadline = SteadyClock::now() + limit;
-  TORPOR_ASSIGN_OR_RETURN(bool fits, Fits(position, bytes));
-  for (int wakes = 0; !fits; ++wakes) {
+  TORPOR_ASSIGN_OR_RETURN(bool done, ready());
+  for (int wakes = 0; !done; ++wakes) {
     if (give_up && give_up()) {
       return absl::CancelledError("shared memory: nobody reads the rows");
     }
@@ -91,19 +111,17 @@ absl::StatusOr<RingRoom> RingProducer::Reserve(
     }
     control.waiting.store(1);
     const uint32_t seen = control.wake.load();
-    TORPOR_ASSIGN_OR_RETURN(fits, Fits(position, bytes));
-    if (!fits) {
+    TORPOR_ASSIGN_OR_RETURN(done, ready());
+    if (!done) {
       Sleep(&control.wake, seen);
       if (wakes >= kEmptyWakes) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      TORPOR_ASSIGN_OR_RETURN(fits, Fits(position, bytes));
+      TORPOR_ASSIGN_OR_RETURN(done, ready());
     }
     control.waiting.store(0);
   }
-  head_ = position + bytes;
-  return RingRoom{position,
-                  segment_->writable().subspan(position % size, bytes)};
+  return absl::OkStatus();
 }
 
 absl::Status RingConsumer::Advance(uint64_t position, uint64_t bytes) {

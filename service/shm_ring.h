@@ -43,8 +43,15 @@ class RingProducer {
   absl::StatusOr<RingRoom> Reserve(size_t bytes,
                                    std::chrono::milliseconds limit,
                                    const std::function<bool()>& give_up);
+  // Returns when the consumer is done with every piece; errors as Reserve.
+  absl::Status Drain(std::chrono::milliseconds limit,
+                     const std::function<bool()>& give_up);
 
  private:
+  // Waits until `ready` says so.
+  absl::Status WaitFor(const std::function<absl::StatusOr<bool>()>& ready,
+                       std::chrono::milliseconds limit,
+                       const std::function<bool()>& give_up);
   // Where a piece of these bytes would go.
   [[nodiscard]] uint64_t PlaceFor(size_t bytes) const;
   // Reads the consumer's counter.

@@ -271,7 +271,6 @@ absl::StatusOr<std::optional<uint64_t>> LmdbLease::ReadVerified(
   }
   const uint64_t first_token = rows.begin * spec.tokens_per_row;
   const uint64_t end_token = rows.end * spec.tokens_per_row;
-  HintSections(slot, first_token);
   std::optional<uint64_t> known;
   uint64_t row = rows.begin;
   for (const ChainLink& link : Overlapping(first_token, end_token)) {
@@ -281,6 +280,7 @@ absl::StatusOr<std::optional<uint64_t>> LmdbLease::ReadVerified(
           "record %d (tokens from %d): quarantined after damage", link.number,
           link.first_pos));
     }
+    HintSections(slot, link.first_pos);
     TORPOR_ASSIGN_OR_RETURN(const auto header, Header(link.number));
     const SectionEntry* section = header->Find(SectionKind::kRows, slot);
     if (section == nullptr) continue;

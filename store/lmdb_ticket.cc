@@ -542,6 +542,7 @@ absl::Status LmdbTicket::Put(const RowPiece& piece,
 }
 
 absl::Status LmdbTicket::RowsArrived(size_t i, uint64_t bytes) {
+  bool last = false;
   Record& record = *records_[i];
   {
     MutexLock lock(&mu_);
@@ -553,11 +554,19 @@ absl::Status LmdbTicket::RowsArrived(size_t i, uint64_t bytes) {
     record.stage = Stage::kSealing;
     ++sealing_;
     changed_.NotifyAll();
+    last = OldestIncompleteLocked() == n_row_records_;
   }
-  core_->sealers.Post([this, i] {
+  const auto seal = [this, i] {
     Seal(records_[i].get());
     Sealed(i);
-  });
+  };
+  // No row is left to receive meanwhile: handing the last block over would cost
+  // two wakes and win nothing.
+  if (last) {
+    seal();
+  } else {
+    core_->sealers.Post(seal);
+  }
   return absl::OkStatus();
 }
 

@@ -45,6 +45,7 @@ struct CpuKernels {
 const CpuKernels& PortableKernels();
 const CpuKernels& Avx2Kernels();
 const CpuKernels& Avx512Bf16Kernels();
+const CpuKernels& AmxKernels();
 
 // REQUIRES: AvailableIsas() has it.
 const CpuKernels& KernelsOf(Isa isa);

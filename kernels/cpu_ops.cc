@@ -110,6 +110,7 @@ const CpuKernels& KernelsOf(Isa isa) {
 #if defined(TORPOR_X86_PATHS)
   if (isa == Isa::kAvx2) return Avx2Kernels();
   if (isa == Isa::kAvx512Bf16) return Avx512Bf16Kernels();
+  if (isa == Isa::kAmx) return AmxKernels();
 #endif
   assert(isa == Isa::kPortable);
   return PortableKernels();

@@ -14,9 +14,9 @@
 
 namespace torpor::kernels {
 
-enum class Isa { kPortable, kAvx2, kAvx512Bf16 };
+enum class Isa { kPortable, kAvx2, kAvx512Bf16, kAmx };
 
-// "portable", "avx2", "avx512bf16".
+// "portable", "avx2", "avx512bf16", "amx".
 std::string_view IsaName(Isa isa);
 
 // Paths that this build has and this processor runs, slowest first.

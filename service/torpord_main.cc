@@ -124,7 +124,7 @@ int Main(int argc, char** argv) {
                  "Budget of the store (default: 90 % of the disk)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--isa", flags.isa,
-                 "CPU path: auto, portable, avx2 or avx512bf16");
+                 "CPU path: auto, portable, avx2, avx512bf16 or amx");
   app.add_option("--threads", flags.threads,
                  "Of replay (default: one a processor)")
       ->check(CLI::NonNegativeNumber);

@@ -92,7 +92,7 @@ int Main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Of the sampler")
       ->capture_default_str();
   app.add_option("--isa", options.isa,
-                 "CPU path: auto, portable, avx2 or avx512bf16")
+                 "CPU path: auto, portable, avx2, avx512bf16 or amx")
       ->capture_default_str();
   app.add_option("--threads", options.n_threads,
                  "Threads (default: one a processor)");

@@ -25,7 +25,7 @@ struct EngineOptions {
   void AddTo(CLI::App* command) {
     command
         ->add_option("--isa", isa,
-                     "CPU path: auto, portable, avx2 or avx512bf16")
+                     "CPU path: auto, portable, avx2, avx512bf16 or amx")
         ->capture_default_str();
     command->add_option("--threads", n_threads,
                         "Threads (default: one a processor)");

@@ -172,6 +172,20 @@ TEST_F(FullRing, GivesUpWhenTold) {
   later.join();
 }
 
+TEST_F(FullRing, DrainWaitsForTheLastPiece) {
+  EXPECT_THAT(ring_.Drain(milliseconds(30), nullptr),
+              HasStatus(StatusCode::kDeadlineExceeded, "took nothing"));
+  std::thread consumer([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    RingConsumer ring(pair_.consumer_side);
+    EXPECT_OK(ring.View(0, kBytes).status());
+    ring.Release();
+  });
+  EXPECT_OK(ring_.Drain(kPatience, nullptr));
+  EXPECT_EQ(pair_.client->control().consumed.load(), kBytes);
+  consumer.join();
+}
+
 TEST_F(FullRing, ACounterBeyondWhatWasSentEndsIt) {
   for (const uint64_t said : {kBytes + 1, UINT64_MAX}) {
     pair_.client->control().consumed.store(said);

@@ -30,7 +30,8 @@ struct Rule {
 const std::map<std::string, Rule>& Map() {
   static const auto* const map = new std::map<std::string, Rule>{
       {"base", {{"base", "absl"}, {"xxhash.h"}}},
-      {"kernels", {{"base", "kernels", "absl"}, {"immintrin.h", "cuda"}}},
+      {"kernels",
+       {{"base", "kernels", "absl"}, {"immintrin.h", "cpuid.h", "cuda"}}},
       {"store", {{"base", "store", "absl"}, {"lmdb.h", "sodium.h"}}},
       {"replay",
        {{"base", "kernels", "replay", "absl"},
@@ -43,7 +44,7 @@ const std::map<std::string, Rule>& Map() {
       {"bench",
        {{"base", "kernels", "store", "replay", "service", "bench", "torpor",
          "absl"},
-        {"nlohmann/", "CLI/", "sodium.h"}}},
+        {"nlohmann/", "CLI/", "sodium.h", "lmdb.h"}}},
   };
   return *map;
 }
@@ -55,11 +56,13 @@ struct Narrow {
 };
 const std::vector<Narrow>& Narrows() {
   static const auto* const narrows = new std::vector<Narrow>{
-      {"lmdb.h", std::regex("store/env\\.cc")},
+      // A benchmark looks for the file ranges that pread is to read.
+      {"lmdb.h", std::regex("store/env\\.cc|bench/raw_io\\.cc")},
       {"sodium.h",
        std::regex("store/(block_id|store_core|lmdb_session_store)"
                   "\\.cc|replay/fingerprint\\.cc|(service|bench)/.*")},
       {"immintrin.h", std::regex("kernels/simd_.*\\.h")},
+      {"cpuid.h", std::regex("kernels/isa\\.cc")},
       {"cuda", std::regex("kernels/.*_cuda\\.(cu|h|cc)")},
   };
   return *narrows;

@@ -100,12 +100,30 @@ std::vector<LimitRow> UnmeasuredWakes() {
   return rows;
 }
 
-Result ReportOf(
-    const std::vector<std::pair<const char*, std::vector<LimitRow>>>& groups) {
+// Parts of the table. One that fails says why in its place, and the others
+// stand.
+struct Groups {
+  std::vector<std::pair<const char*, std::vector<LimitRow>>> parts;
+  bool failed = false;
+
+  void Add(const char* name, absl::StatusOr<std::vector<LimitRow>> rows) {
+    if (!rows.ok()) {
+      failed = true;
+      LimitRow row;
+      row.what = "failed";
+      row.not_measured = rows.status().ToString();
+      rows = std::vector<LimitRow>{row};
+    }
+    parts.emplace_back(name, *std::move(rows));
+  }
+};
+
+Result ReportOf(const Groups& groups) {
   Result result;
+  result.holds = !groups.failed;
   result.page = SvgPage("Numbers that must hold");
   result.json["rows"] = nlohmann::json::array();
-  for (const auto& [name, rows] : groups) {
+  for (const auto& [name, rows] : groups.parts) {
     for (nlohmann::json& entry : LimitsJson(rows)) {
       entry["group"] = name;
       result.json["rows"].push_back(entry);
@@ -192,21 +210,14 @@ RunBenchmark AddLimitsCommand(CLI::App* app, const Common* common) {
   AddPeerOptions(app, &options->peer);
   options->peer.engine.AddTo(app);
   return [options, common]() -> absl::StatusOr<Result> {
-    std::vector<std::pair<const char*, std::vector<LimitRow>>> groups;
-    TORPOR_ASSIGN_OR_RETURN(std::vector<LimitRow> rows,
-                            MeasureLayouts(*options));
-    groups.emplace_back("Layouts", std::move(rows));
+    Groups groups;
+    groups.Add("Layouts", MeasureLayouts(*options));
     TORPOR_ASSIGN_OR_RETURN(const Scratch scratch, Scratch::Make(common->dir));
-    TORPOR_ASSIGN_OR_RETURN(rows, MeasureStore({.directory = scratch.path(),
-                                                .rounds = options->rounds}));
-    groups.emplace_back("Store", std::move(rows));
-    TORPOR_ASSIGN_OR_RETURN(
-        rows, MeasurePlanes({.rounds = options->rounds}, *common));
-    groups.emplace_back("Planes", std::move(rows));
-    TORPOR_ASSIGN_OR_RETURN(rows, MeasureWakes(*options, *common));
-    groups.emplace_back("Wakes", std::move(rows));
-    TORPOR_ASSIGN_OR_RETURN(rows, MeasurePeer(options->peer, *common));
-    groups.emplace_back("Against llama.cpp", std::move(rows));
+    groups.Add("Store", MeasureStore({.directory = scratch.path(),
+                                      .rounds = options->rounds}));
+    groups.Add("Planes", MeasurePlanes({.rounds = options->rounds}, *common));
+    groups.Add("Wakes", MeasureWakes(*options, *common));
+    groups.Add("Against llama.cpp", MeasurePeer(options->peer, *common));
     return ReportOf(groups);
   };
 }

@@ -81,7 +81,8 @@ absl::StatusOr<std::string> Process::ReadJson() {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
     text.append(buffer.data(), static_cast<size_t>(n));
-    if (text.ends_with("}\n") && nlohmann::json::accept(text)) return text;
+    const bool may_be_whole = text.ends_with("}\n") || text.ends_with("]\n");
+    if (may_be_whole && nlohmann::json::accept(text)) return text;
   }
   return absl::AbortedError(
       absl::StrFormat("%s ended without a result: %s", name_, LogTail()));

@@ -15,26 +15,15 @@
 
 #include "base/mutex.h"
 #include "store/lmdb_lease.h"
+#include "store/row_set.h"
 #include "store/store_core.h"
 #include "store/suspend_plan.h"
 
 namespace torpor::store {
 
-// Disjoint, sorted, merged ranges of rows.
-class RowSet {
- public:
-  enum class Added { kNew, kAlready, kOverlaps };
-  // Adds a range that is wholly new, or says that it is there already, or that
-  // it overlaps in part (nothing is added then).
-  Added Add(RowRange range);
-  [[nodiscard]] uint64_t size() const { return size_; }
-  // The first row of [all.begin, all.end) that is not in the set.
-  [[nodiscard]] uint64_t FirstMissing(RowRange all) const;
-
- private:
-  std::map<uint64_t, uint64_t> ranges_;  // begin -> end
-  uint64_t size_ = 0;
-};
+// Record numbers that a ticket draws for attachments, beyond its planned
+// records.
+inline constexpr uint64_t kSpareNumbers = 4;
 
 class LmdbTicket final : public SuspendTicket {
  public:

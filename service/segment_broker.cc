@@ -95,11 +95,10 @@ struct ServerSegment::Shared {
 
 ServerSegment::ServerSegment(std::shared_ptr<Shared> shared,
                              std::unique_ptr<ShmSegment> memory, std::string id,
-                             Flow flow, uint64_t charged)
+                             uint64_t charged)
     : shared_(std::move(shared)),
       memory_(std::move(memory)),
       id_(std::move(id)),
-      flow_(flow),
       charged_(charged) {}
 
 ServerSegment::~ServerSegment() {
@@ -357,7 +356,7 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::Make(
   Made made;
   made.segment = std::shared_ptr<ServerSegment>(
       new ServerSegment(shared_, *std::move(memory),
-                        absl::BytesToHexString(RandomBytes(8)), flow, bytes));
+                        absl::BytesToHexString(RandomBytes(8)), bytes));
   made.nonce = RandomBytes(kNonceBytes);
   {
     MutexLock lock(&shared_->mu);

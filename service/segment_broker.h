@@ -53,7 +53,6 @@ class ServerSegment {
 
   ShmSegment& memory() { return *memory_; }
   [[nodiscard]] const std::string& id() const { return id_; }
-  [[nodiscard]] Flow flow() const { return flow_; }
   [[nodiscard]] std::chrono::milliseconds stall_limit() const;
   // Whether its client is gone, or never came.
   [[nodiscard]] bool lost() const { return lost_.load(); }
@@ -66,13 +65,12 @@ class ServerSegment {
   friend class SegmentBroker;
   struct Shared;
   ServerSegment(std::shared_ptr<Shared> shared,
-                std::unique_ptr<ShmSegment> memory, std::string id, Flow flow,
+                std::unique_ptr<ShmSegment> memory, std::string id,
                 uint64_t charged);
 
   const std::shared_ptr<Shared> shared_;
   const std::unique_ptr<ShmSegment> memory_;
   const std::string id_;
-  const Flow flow_;
   const uint64_t charged_;
   std::atomic<bool> lost_{false};
   std::atomic<bool> in_use_{false};

@@ -193,6 +193,7 @@ absl::StatusOr<BackupReport> LmdbSessionStore::Backup(
   }
   // Counters and layouts may have moved on while sessions were copied.
   TORPOR_RETURN_IF_ERROR(writer.CopyTables());
+  TORPOR_RETURN_IF_ERROR(dir->MarkData());
   return writer.report();
 }
 

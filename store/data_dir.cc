@@ -22,6 +22,9 @@ namespace {
 
 constexpr const char* kMarkName = "/torpor.data";
 
+// LMDB's two meta pages: all that it writes before the first commit.
+constexpr int64_t kMetaBytes = 2 * 4096;
+
 std::string ReadAll(int fd) {
   std::array<char, 512> text{};
   const ssize_t n = pread(fd, text.data(), text.size(), 0);
@@ -98,9 +101,17 @@ DataDir::~DataDir() { close(lock_fd_); }
 
 absl::Status DataDir::CheckData() const {
   struct stat st;
-  if (stat((path_ + kMarkName).c_str(), &st) != 0) return absl::OkStatus();
+  const bool marked = stat((path_ + kMarkName).c_str(), &st) == 0;
   const std::string data_path = path_ + "/data.mdb";
   const bool there = stat(data_path.c_str(), &st) == 0;
+  if (!marked) {
+    if (!there || st.st_size > kMetaBytes) return absl::OkStatus();
+    if (unlink(data_path.c_str()) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "data directory %s: data.mdb of a start that did not finish cannot be "
+        "removed: %s",
+        path_, std::strerror(errno)));
+  }
   if (there && st.st_size > 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrFormat(
       "data directory %s: data.mdb is %s, yet a store was here; restore it "

@@ -27,7 +27,9 @@ class DataDir {
   [[nodiscard]] const std::string& path() const { return path_; }
 
   // kDataLoss when data.mdb is gone or empty although a store was here: LMDB
-  // would begin a new one in its place.
+  // would begin a new one in its place. Where none was, a data.mdb without a
+  // page beyond its two meta pages is what a first start left that did not
+  // finish: it goes, since LMDB refuses such pages when they are torn.
   [[nodiscard]] absl::Status CheckData() const;
   // Leaves a note that a store is here. Durable on return.
   [[nodiscard]] absl::Status MarkData() const;

@@ -462,10 +462,4 @@ void LmdbLease::HintSections(uint32_t slot, uint64_t first_token) {
   }
 }
 
-void LmdbLease::WillNeed(uint64_t begin, uint64_t end) {
-  for (const ChainLink& link : Overlapping(begin, end)) {
-    core_->reader.WillNeed(link.number, 0, link.record_bytes);
-  }
-}
-
 }  // namespace torpor::store

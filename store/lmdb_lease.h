@@ -40,7 +40,6 @@ class LmdbLease final : public SessionLease {
       AttachmentKind kind) override;
   absl::StatusOr<std::vector<Floor>> Floors(uint64_t begin,
                                             uint64_t end) override;
-  void WillNeed(uint64_t begin, uint64_t end) override;
 
   // For the suspend that builds on this version.
   [[nodiscard]] const std::vector<ChainLink>& links() const { return links_; }

@@ -227,7 +227,6 @@ class MemoryLease final : public SessionLease {
     return out;
   }
 
-  void WillNeed(uint64_t, uint64_t) override {}
 
  private:
   static absl::Status Copy(const Bytes& bytes, uint64_t row_bytes,

@@ -132,9 +132,6 @@ class SessionLease {
   // Every floor with resume_at in [begin, end), oldest first.
   virtual absl::StatusOr<std::vector<Floor>> Floors(uint64_t begin,
                                                     uint64_t end) = 0;
-
-  // Asks the kernel to read a token range's records ahead.
-  virtual void WillNeed(uint64_t begin, uint64_t end) = 0;
 };
 
 struct MutateSpec {

@@ -29,6 +29,19 @@ absl::StatusOr<uint64_t> ChunkEnd(const Segment& segment, uint64_t at,
   return stop;
 }
 
+// Ids of the tokens before `at`, `lookback` of them at least; `joined` owns
+// them where the segment and its history both hold some.
+std::span<const uint32_t> HistoryAt(const Segment& segment, uint64_t at,
+                                    uint64_t lookback,
+                                    std::vector<uint32_t>* joined) {
+  if (at == segment.begin) return segment.history;
+  const std::span<const uint32_t> run = segment.ids.first(at - segment.begin);
+  if (segment.history.empty() || run.size() >= lookback) return run;
+  joined->assign(segment.history.begin(), segment.history.end());
+  joined->insert(joined->end(), run.begin(), run.end());
+  return *joined;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<float>> RunTokens(Model* model, Segment segment,
@@ -38,12 +51,14 @@ absl::StatusOr<std::vector<float>> RunTokens(Model* model, Segment segment,
       chunk == 0 ? model->max_rows() : std::min(chunk, model->max_rows());
   const uint64_t end = segment.begin + segment.ids.size();
   std::vector<float> out;
+  std::vector<uint32_t> history;
   for (uint64_t at = segment.begin; at < end;) {
     TORPOR_ASSIGN_OR_RETURN(const uint64_t stop,
                             ChunkEnd(segment, at, end, limit));
     Segment part = segment;
     part.begin = at;
     part.ids = segment.ids.subspan(at - segment.begin, stop - at);
+    part.history = HistoryAt(segment, at, model->id_lookback(), &history);
     part.logits_begin = std::clamp(segment.logits_begin, at, stop);
     if (segment.inputs != nullptr) {
       part.inputs =

@@ -69,9 +69,12 @@ struct Segment {
   uint64_t begin = 0;
   // Ids of the rows; their number is n.
   std::span<const uint32_t> ids;
+  // Ids of the tokens right before `begin`, in order: at least as many as the
+  // model's id_lookback() and as there are.
+  std::span<const uint32_t> history;
   // Null: every row runs through every layer and writes its KV. Else the
-  // plan's rows: runs and writes what the plan says of [begin, begin + n),
-  // window slots only; persisted slots are read.
+  // plan's rows: runs and writes what the plan says of [begin, begin + n). A
+  // replay's plan writes no persisted slot; they are read.
   const ReplayPlan* plan = nullptr;
   // Tokens that attend to each other in both directions.
   std::span<const TwoWaySpan> spans;
@@ -83,7 +86,7 @@ struct Segment {
 
 struct ForwardOptions {
   // Sees the inputs of each layer: rows [row_begin, + rows) of segment
-  // `segment`, [rows, hidden] f32. Null as a rule.
+  // `segment`, [rows, stream_size] f32. Null as a rule.
   std::function<void(uint32_t layer, size_t segment, uint64_t row_begin,
                      std::span<const float> rows)>
       on_layer_input;
@@ -104,6 +107,11 @@ class Model {
   [[nodiscard]] virtual const std::string& numerics_id() const = 0;
   [[nodiscard]] virtual uint32_t vocab_size() const = 0;
   [[nodiscard]] virtual uint32_t hidden_size() const = 0;
+  // Floats of a row between two layers: more than hidden_size() where a model
+  // carries several streams.
+  [[nodiscard]] virtual uint32_t stream_size() const { return hidden_size(); }
+  // Tokens before a row whose ids alone change its result (n-gram tables).
+  [[nodiscard]] virtual uint64_t id_lookback() const { return 0; }
   // Rows that one Forward takes at most, all segments together; its memory
   // follows from them.
   [[nodiscard]] virtual uint64_t max_rows() const = 0;

@@ -86,6 +86,7 @@ class CpuReplayer final : public Replayer {
         segment.sequence = sequences[i].get();
         segment.begin = next[i];
         segment.ids = jobs[i].ids.subspan(next[i], stop - next[i]);
+        segment.history = jobs[i].ids.first(next[i]);
         segment.plan = jobs[i].plan;
         segment.spans = jobs[i].spans;
         segment.logits_begin =

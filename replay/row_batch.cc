@@ -5,43 +5,65 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "base/status.h"
 
 namespace torpor::replay {
 
-absl::StatusOr<RowBatch> RowBatch::Make(
-    std::span<const Segment> segments, const ModelLayout& layout,
-    uint64_t max_rows,
-    const std::function<uint32_t(uint32_t layer)>& window_slot) {
+namespace {
+
+absl::Status CheckSegment(const Segment& segment, uint64_t id_lookback) {
+  const uint64_t end = segment.begin + segment.ids.size();
+  if (segment.ids.empty() || segment.logits_begin < segment.begin ||
+      segment.logits_begin > end) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "segment: rows [%d, %d) with logits from %d, wanted some rows and "
+        "logits inside them",
+        segment.begin, end, segment.logits_begin));
+  }
+  const uint64_t wanted = std::min(id_lookback, segment.begin);
+  if (segment.history.size() < wanted) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "segment at %d: got the ids of %d tokens before it, the model looks at "
+        "%d",
+        segment.begin, segment.history.size(), wanted));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<RowBatch> RowBatch::Make(std::span<const Segment> segments,
+                                        const ModelLayout& layout,
+                                        uint64_t max_rows,
+                                        uint64_t id_lookback) {
   RowBatch batch;
   batch.segments_ = segments;
   for (const Segment& segment : segments) {
-    const uint64_t n = segment.ids.size();
-    const uint64_t end = segment.begin + n;
-    if (n == 0 || segment.logits_begin < segment.begin ||
-        segment.logits_begin > end) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "segment: rows [%d, %d) with logits from %d, wanted some rows and "
-          "logits inside them",
-          segment.begin, end, segment.logits_begin));
-    }
+    TORPOR_RETURN_IF_ERROR(CheckSegment(segment, id_lookback));
+    const uint64_t begin = segment.begin;
+    const uint64_t end = begin + segment.ids.size();
+    const ReplayPlan* plan = segment.plan;
     batch.first_row_.push_back(batch.n_rows_);
-    batch.n_rows_ += n;
+    batch.n_rows_ += segment.ids.size();
     std::vector<LayerBegin> begins(layout.n_layers);
     for (uint32_t l = 0; l < layout.n_layers; ++l) {
-      LayerBegin& b = begins[l];
-      if (segment.plan == nullptr) {
-        // The last layer feeds nothing but the logits.
-        b.run = l + 1 == layout.n_layers ? segment.logits_begin : segment.begin;
-        b.write = b.input = segment.begin;
-      } else {
-        const LayerRows& rows = segment.plan->layers[l];
-        const uint64_t write = segment.plan->write_begin[window_slot(l)];
-        b.run = std::clamp(rows.run_begin, segment.begin, end);
-        b.write = std::clamp(write, segment.begin, end);
-        b.input = std::clamp(rows.input_begin, segment.begin, end);
+      if (plan != nullptr) {
+        begins[l] = {std::clamp(plan->layers[l].input_begin, begin, end),
+                     std::clamp(plan->layers[l].run_begin, begin, end)};
+        continue;
+      }
+      // The last layer feeds nothing but the logits.
+      begins[l] = {begin,
+                   l + 1 == layout.n_layers ? segment.logits_begin : begin};
+    }
+    std::vector<uint64_t> writes(layout.slots.size(), begin);
+    if (plan != nullptr) {
+      for (size_t slot = 0; slot < writes.size(); ++slot) {
+        writes[slot] = std::clamp(plan->write_begin[slot], begin, end);
       }
     }
     batch.begins_.push_back(std::move(begins));
+    batch.writes_.push_back(std::move(writes));
   }
   if (batch.n_rows_ == 0 || batch.n_rows_ > max_rows) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -62,10 +84,10 @@ RowRun RowBatch::Input(uint32_t layer, size_t s) const {
   return From(s, begins_[s][layer].input);
 }
 
-std::vector<RowRun> RowBatch::Written(uint32_t layer) const {
+std::vector<RowRun> RowBatch::Written(uint32_t slot) const {
   std::vector<RowRun> runs;
   for (size_t s = 0; s < segments_.size(); ++s) {
-    const RowRun run = From(s, begins_[s][layer].write);
+    const RowRun run = From(s, writes_[s][slot]);
     if (run.n > 0) runs.push_back(run);
   }
   return runs;

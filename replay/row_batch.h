@@ -8,7 +8,6 @@
 #define TORPOR_REPLAY_ROW_BATCH_H_
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -29,13 +28,12 @@ struct RowRun {
 
 class RowBatch {
  public:
-  // `window_slot(layer)` is the slot whose plan decides what the layer writes.
-  // kInvalidArgument for no rows or more than `max_rows`. The segments outlive
-  // the batch.
-  static absl::StatusOr<RowBatch> Make(
-      std::span<const Segment> segments, const ModelLayout& layout,
-      uint64_t max_rows,
-      const std::function<uint32_t(uint32_t layer)>& window_slot);
+  // kInvalidArgument for no rows, more than `max_rows`, or less history than
+  // the `id_lookback` tokens before a segment. The segments outlive the batch.
+  static absl::StatusOr<RowBatch> Make(std::span<const Segment> segments,
+                                       const ModelLayout& layout,
+                                       uint64_t max_rows,
+                                       uint64_t id_lookback = 0);
 
   [[nodiscard]] size_t n_segments() const { return segments_.size(); }
   [[nodiscard]] uint64_t n_rows() const { return n_rows_; }
@@ -45,8 +43,8 @@ class RowBatch {
   [[nodiscard]] RowRun All(size_t s) const;
   // Rows of a segment whose input the layer needs.
   [[nodiscard]] RowRun Input(uint32_t layer, size_t s) const;
-  // Rows whose KV the layer writes; runs without rows are left out.
-  [[nodiscard]] std::vector<RowRun> Written(uint32_t layer) const;
+  // Tokens whose rows of a slot are written; runs without any are left out.
+  [[nodiscard]] std::vector<RowRun> Written(uint32_t slot) const;
   // Rows that run attention and FFN in the layer; likewise.
   [[nodiscard]] std::vector<RowRun> Running(uint32_t layer) const;
   // Rows of a segment that give logits.
@@ -61,7 +59,6 @@ class RowBatch {
  private:
   struct LayerBegin {
     uint64_t input;
-    uint64_t write;
     uint64_t run;
   };
 
@@ -73,6 +70,8 @@ class RowBatch {
   std::vector<uint64_t> first_row_;
   // [segment][layer]
   std::vector<std::vector<LayerBegin>> begins_;
+  // [segment][slot]
+  std::vector<std::vector<uint64_t>> writes_;
 };
 
 }  // namespace torpor::replay

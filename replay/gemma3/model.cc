@@ -12,11 +12,13 @@
 #include "base/status.h"
 #include "kernels/bf16.h"
 #include "kernels/cpu_ops.h"
+#include "replay/activations.h"
 #include "replay/config_json.h"
 #include "replay/gemma3/config.h"
 #include "replay/gemma3/weights.h"
 #include "replay/kv_cache.h"
 #include "replay/row_batch.h"
+#include "replay/tensor_loader.h"
 
 namespace torpor::replay::gemma3 {
 namespace {
@@ -30,19 +32,6 @@ constexpr int kNumericsVersion = 1;
 // Rows of one forward: enough to keep a GEMM at its ceiling, few enough that
 // its buffers stay in cache.
 constexpr uint64_t kMaxRows = 512;
-
-absl::StatusOr<DType> PickDType(const std::string& asked, DType native,
-                                const char* what) {
-  if (asked == "native") return native;
-  if (asked == "bf16") return DType::kBf16;
-  if (asked == "f32") return DType::kF32;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: got '%s', wanted native, bf16 or f32", what, asked));
-}
-
-const char* DTypeName(DType dtype) {
-  return dtype == DType::kBf16 ? "bf16" : "f32";
-}
 
 class Gemma3Model final : public Model {
  public:
@@ -98,10 +87,8 @@ class Gemma3Model final : public Model {
   absl::Status Forward(std::span<const Segment> segments,
                        const ForwardOptions& options,
                        std::vector<std::vector<float>>* logits) override {
-    TORPOR_ASSIGN_OR_RETURN(
-        RowBatch batch,
-        RowBatch::Make(segments, layout_, kMaxRows,
-                       [this](uint32_t l) { return PlanRowsOf(l); }));
+    TORPOR_ASSIGN_OR_RETURN(RowBatch batch,
+                            RowBatch::Make(segments, layout_, kMaxRows));
     TORPOR_RETURN_IF_ERROR(Embed(segments, batch));
     MakeRopeTables(batch);
     for (uint32_t l = 0; l < layout_.n_layers; ++l) {
@@ -130,9 +117,6 @@ class Gemma3Model final : public Model {
                                 static_cast<float>(rope.linear_factor));
   }
 
-  // Slot whose rows a layer writes under a plan.
-  uint32_t PlanRowsOf(uint32_t layer) const { return 2 * layer; }
-
   float* X(uint64_t row) { return x_.data() + row * c_.hidden_size; }
 
   absl::Status Embed(std::span<const Segment> segments, const RowBatch& batch) {
@@ -160,18 +144,8 @@ class Gemma3Model final : public Model {
 
   void EmbedRow(uint32_t id, float* out) const {
     const auto hidden = static_cast<size_t>(c_.hidden_size);
-    const uint8_t* from = w_.embedding.bytes.data();
-    for (size_t i = 0; i < hidden; ++i) {
-      float v = 0;
-      if (w_.embedding.dtype == "BF16") {
-        kernels::Bf16 raw;
-        std::memcpy(&raw, from + (id * hidden + i) * 2, 2);
-        v = kernels::ToFloat(raw);
-      } else {
-        std::memcpy(&v, from + (id * hidden + i) * 4, 4);
-      }
-      out[i] = v * w_.embedding_scale;
-    }
+    ReadRow(w_.embedding, id, std::span(out, hidden));
+    for (size_t i = 0; i < hidden; ++i) out[i] *= w_.embedding_scale;
   }
 
   void MakeRopeTables(const RowBatch& batch) {
@@ -189,25 +163,6 @@ class Gemma3Model final : public Model {
       }
     }
   }
-
-  // Rows of the batch as one GEMM input of the weights' dtype.
-  struct Activations {
-    std::vector<uint8_t> bytes;
-    DType dtype = DType::kF32;
-    int64_t dim = 0;
-
-    void Resize(uint64_t rows, int64_t row_dim, DType row_dtype) {
-      dtype = row_dtype;
-      dim = row_dim;
-      bytes.resize(rows * Stride());
-    }
-    [[nodiscard]] size_t Stride() const {
-      return static_cast<size_t>(dim) * kernels::DTypeBytes(dtype);
-    }
-    [[nodiscard]] uint8_t* Row(uint64_t row) {
-      return bytes.data() + row * Stride();
-    }
-  };
 
   RowSink StoreSink() const {
     return w_.dtype == DType::kBf16 ? RowSink::kStoreBf16 : RowSink::kStoreF32;
@@ -291,7 +246,7 @@ class Gemma3Model final : public Model {
 
   // K and V of the rows that the layer writes, into their sequences.
   void WriteKv(uint32_t l, const RowBatch& batch) {
-    const std::vector<RowRun> runs = batch.Written(l);
+    const std::vector<RowRun> runs = batch.Written(kv_layers_[l].k_slot);
     const LayerWeights& w = w_.layers[l];
     const bool sliding = c_.is_sliding[l];
     const int64_t row = c_.n_kv_heads * c_.head_dim;

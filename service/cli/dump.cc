@@ -284,6 +284,7 @@ absl::Status RunDump(const Options& options) {
     segment.sequence = sequence.get();
     segment.begin = begin;
     segment.ids = std::span(ids).subspan(begin);
+    segment.history = std::span(ids).first(begin);
     segment.logits_begin = first_row;
     TORPOR_ASSIGN_OR_RETURN(
         logits, replay::RunTokens(model.get(), segment, 0, forward));
@@ -302,7 +303,7 @@ absl::Status RunDump(const Options& options) {
   file.Say("first_row", std::to_string(logits_first));
   TORPOR_RETURN_IF_ERROR(AddRows(*model, *sequence, n, &file));
   for (uint32_t l = 0; options.hidden && l < inputs.size(); ++l) {
-    const auto hidden = static_cast<int64_t>(model->hidden_size());
+    const auto hidden = static_cast<int64_t>(model->stream_size());
     file.Add(absl::StrFormat("layer_in.%d", l),
              {static_cast<int64_t>(inputs[l].size()) / hidden, hidden},
              inputs[l]);

@@ -45,6 +45,7 @@ absl::Status Engine::RunPending(uint64_t keep, std::vector<float>* logits) {
   segment.sequence = sequence_.get();
   segment.begin = kv_len_;
   segment.ids = std::span(ids_).subspan(kv_len_, end - kv_len_);
+  segment.history = std::span(ids_).first(kv_len_);
   segment.logits_begin = logits == nullptr ? end : end - 1;
   TORPOR_ASSIGN_OR_RETURN(std::vector<float> out,
                           replay::RunTokens(model_, segment, 0, {}));
@@ -71,6 +72,7 @@ absl::StatusOr<std::vector<float>> Engine::Feed(std::span<const uint32_t> ids) {
   segment.sequence = sequence_.get();
   segment.begin = kv_len_;
   segment.ids = std::span(ids_).subspan(kv_len_);
+  segment.history = std::span(ids_).first(kv_len_);
   segment.logits_begin = kv_len_;
   TORPOR_ASSIGN_OR_RETURN(std::vector<float> logits,
                           replay::RunTokens(model_, segment, 0, {}));

@@ -60,6 +60,7 @@ class TestSession {
     segment.sequence = sequence_.get();
     segment.begin = begin;
     segment.ids = std::span(ids_).subspan(begin);
+    segment.history = std::span(ids_).first(begin);
     segment.logits_begin = ids_.size() - n_logits;
     return RunTokens(model_, segment, chunk, options);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element-wise ops: the gated GELU of Gemma's MLP, softcap, and rounding rows
-// to the dtype that the next GEMM wants.
+// Element-wise ops: the gated GELU of Gemma's MLP, the clamped gated SiLU of
+// DeepSeek's experts, softcap, and rounding rows to the dtype that the next
+// GEMM wants.
 
 #ifndef TORPOR_KERNELS_ACTIVATION_H_
 #define TORPOR_KERNELS_ACTIVATION_H_
@@ -23,6 +24,21 @@ struct GatedGeluParams {
   DType out_dtype = DType::kF32;
 };
 
+// out = silu(min(gate, limit)) * clamp(up, -limit, limit) * row_weight.
+struct GatedSiluParams {
+  // [n_rows, 2 * dim] f32: gate, then up.
+  const float* gate_up = nullptr;
+  int64_t n_rows = 0;
+  int64_t dim = 0;
+  // 0 = none.
+  float limit = 0.0f;
+  // [n_rows] f32; null = 1.
+  const float* row_weight = nullptr;
+  // [n_rows, dim] of `out_dtype`.
+  void* out = nullptr;
+  DType out_dtype = DType::kF32;
+};
+
 // x = cap * tanh(x / cap), in place.
 struct SoftcapParams {
   float* x = nullptr;
@@ -38,6 +54,7 @@ struct ToBf16Params {
 };
 
 void GatedGeluRef(const GatedGeluParams& params);
+void GatedSiluRef(const GatedSiluParams& params);
 void SoftcapRef(const SoftcapParams& params);
 void ToBf16Ref(const ToBf16Params& params);
 

@@ -26,6 +26,26 @@ void GatedGeluRef(const GatedGeluParams& p) {
   }
 }
 
+void GatedSiluRef(const GatedSiluParams& p) {
+  const double limit = p.limit == 0.0f ? INFINITY : p.limit;
+  for (int64_t row = 0; row < p.n_rows; ++row) {
+    const float* gate = p.gate_up + row * 2 * p.dim;
+    const float* up = gate + p.dim;
+    const double weight = p.row_weight == nullptr ? 1.0 : p.row_weight[row];
+    for (int64_t i = 0; i < p.dim; ++i) {
+      // A NaN passes every comparison of these.
+      const double g = gate[i] > limit ? limit : gate[i];
+      const double u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+      const auto y = static_cast<float>(g / (1.0 + std::exp(-g)) * u * weight);
+      if (p.out_dtype == DType::kBf16) {
+        static_cast<Bf16*>(p.out)[row * p.dim + i] = ToBf16(y);
+      } else {
+        static_cast<float*>(p.out)[row * p.dim + i] = y;
+      }
+    }
+  }
+}
+
 void SoftcapRef(const SoftcapParams& p) {
   for (int64_t i = 0; i < p.n; ++i) {
     p.x[i] = static_cast<float>(p.cap *

@@ -34,6 +34,38 @@ struct RopeParams {
 
 void RopeRef(const RopeParams& params);
 
+// Over interleaved pairs of the last rope_dim channels of each head (DeepSeek):
+//   y[2j] = x[2j] cos_j - x[2j + 1] sin_j,  y[2j + 1] = x[2j + 1] cos_j + x[2j]
+//   sin_j
+// counted from the first of those channels; inverse negates sin. In f32, in
+// place.
+struct RopeTailParams {
+  // [n_rows, n_heads, head_dim] f32.
+  float* x = nullptr;
+  int64_t n_rows = 0;
+  int64_t n_heads = 0;
+  int64_t head_dim = 0;
+  // Even, at most head_dim.
+  int64_t rope_dim = 0;
+  // [n_rows, rope_dim] f32: RopeTable of each row's position.
+  const float* tables = nullptr;
+  bool inverse = false;
+};
+
+void RopeTailRef(const RopeTailParams& params);
+
+// YaRN (Peng et al. 2023) without its attention factor: pairs that turn more
+// than beta_fast times in original_positions keep their frequency, those that
+// turn less than beta_slow times are divided by factor, the others lie between.
+struct YarnParams {
+  double factor = 1.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  int64_t original_positions = 1;
+};
+std::vector<float> YarnInvFreq(double theta, int64_t rope_dim,
+                               const YarnParams& yarn);
+
 }  // namespace torpor::kernels
 
 #endif  // TORPOR_KERNELS_ROPE_H_

@@ -10,6 +10,7 @@ same way, so inputs are clamped first, as every quantiser here does. Lines are
     python3 -m venv venv && venv/bin/pip install -r requirements.txt
     venv/bin/python generate.py small_floats > small_floats.txt
     venv/bin/python generate.py rows > rows.txt
+    venv/bin/python generate.py example > example.txt
 """
 
 import random
@@ -183,6 +184,12 @@ def rows():
             )
 
 
+def example():
+    x = np.arange(64, dtype=np.float32) - 8
+    for name in "main", "index", "window", "v4":
+        print(name, bytes(encode(name, x, 16)).hex())
+
+
 print("# SPDX-License-Identifier: Apache-2.0")
 print("# Written by generate.py; never by hand.")
-{"small_floats": small_floats, "rows": rows}[sys.argv[1]]()
+{"small_floats": small_floats, "rows": rows, "example": example}[sys.argv[1]]()

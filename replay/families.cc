@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "replay/config_json.h"
+#include "replay/deepseek_v41/model.h"
 #include "replay/gemma3/config.h"
 #include "replay/gemma3/model.h"
 #include "replay/layouts/attention_stack.h"
@@ -176,9 +177,9 @@ constexpr std::array kFamilies = {
     Family{"deepseek_v4", "deepseek_v4", &FromRecords<&layouts::DeepSeekV4>,
            nullptr},
     Family{"deepseek_v41", "deepseek_v41_text",
-           &FromRecords<&layouts::DeepSeekV41>, nullptr},
+           &FromRecords<&layouts::DeepSeekV41>, &deepseek_v41::Load},
     Family{"deepseek_v41_text", "deepseek_v41_text",
-           &FromRecords<&layouts::DeepSeekV41>, nullptr},
+           &FromRecords<&layouts::DeepSeekV41>, &deepseek_v41::Load},
 };
 
 // Image or audio models around a text model that text_config names; all their

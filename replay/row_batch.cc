@@ -72,6 +72,29 @@ absl::StatusOr<RowBatch> RowBatch::Make(std::span<const Segment> segments,
   return batch;
 }
 
+uint64_t CountRows(std::span<const RowRun> runs) {
+  uint64_t n = 0;
+  for (const RowRun& run : runs) n += run.n;
+  return n;
+}
+
+std::vector<float> RowsOf(std::span<const RowRun> runs,
+                          std::span<const RowRun> from,
+                          std::span<const float> rows, int64_t dim) {
+  std::vector<float> out;
+  out.reserve(CountRows(runs) * static_cast<size_t>(dim));
+  size_t next = 0;
+  uint64_t end = 0;
+  for (const RowRun& run : runs) {
+    do {
+      end += from[next].n;
+    } while (from[next++].segment != run.segment);
+    const auto last = rows.begin() + static_cast<ptrdiff_t>(end) * dim;
+    out.insert(out.end(), last - static_cast<ptrdiff_t>(run.n) * dim, last);
+  }
+  return out;
+}
+
 RowRun RowBatch::From(size_t s, uint64_t begin) const {
   const Segment& segment = segments_[s];
   const uint64_t skip = begin - segment.begin;
@@ -82,6 +105,15 @@ RowRun RowBatch::All(size_t s) const { return From(s, segments_[s].begin); }
 
 RowRun RowBatch::Input(uint32_t layer, size_t s) const {
   return From(s, begins_[s][layer].input);
+}
+
+std::vector<RowRun> RowBatch::Entering(uint32_t layer) const {
+  std::vector<RowRun> runs;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const RowRun run = Input(layer, s);
+    if (run.n > 0) runs.push_back(run);
+  }
+  return runs;
 }
 
 std::vector<RowRun> RowBatch::Written(uint32_t slot) const {

@@ -26,6 +26,15 @@ struct RowRun {
   uint64_t n = 0;
 };
 
+// Rows of all runs.
+uint64_t CountRows(std::span<const RowRun> runs);
+
+// Of `rows`, which stand for `from`, one after the other [rows, dim], those of
+// `runs`. REQUIRES: each run is the end of the run of its segment in `from`.
+std::vector<float> RowsOf(std::span<const RowRun> runs,
+                          std::span<const RowRun> from,
+                          std::span<const float> rows, int64_t dim);
+
 class RowBatch {
  public:
   // kInvalidArgument for no rows, more than `max_rows`, or less history than
@@ -43,6 +52,9 @@ class RowBatch {
   [[nodiscard]] RowRun All(size_t s) const;
   // Rows of a segment whose input the layer needs.
   [[nodiscard]] RowRun Input(uint32_t layer, size_t s) const;
+  // Rows of every segment whose input the layer needs; runs without rows are
+  // left out. Rows that are written or run are the last of them.
+  [[nodiscard]] std::vector<RowRun> Entering(uint32_t layer) const;
   // Tokens whose rows of a slot are written; runs without any are left out.
   [[nodiscard]] std::vector<RowRun> Written(uint32_t slot) const;
   // Rows that run attention and FFN in the layer; likewise.

@@ -70,6 +70,27 @@ absl::StatusOr<std::vector<float>> TensorLoader::Vector(const std::string& name,
   return out;
 }
 
+absl::StatusOr<std::string> TensorLoader::DTypeNamed(
+    const std::string& name) const {
+  TORPOR_ASSIGN_OR_RETURN(const TensorView view, tensors_.Get(FullName(name)));
+  return view.dtype;
+}
+
+absl::StatusOr<std::vector<int64_t>> TensorLoader::ShapeNamed(
+    const std::string& name) const {
+  TORPOR_ASSIGN_OR_RETURN(TensorView view, tensors_.Get(FullName(name)));
+  return std::move(view.shape);
+}
+
+absl::StatusOr<std::vector<float>> TensorLoader::Table(const std::string& name,
+                                                       int64_t n,
+                                                       int64_t columns) {
+  TORPOR_ASSIGN_OR_RETURN(const TensorView view, Get(name, {n, columns}));
+  std::vector<float> out(static_cast<size_t>(n * columns));
+  ReadRow(view, 0, out);
+  return out;
+}
+
 absl::StatusOr<PackedMatrix> TensorLoader::Matrix(
     const std::vector<Part>& parts, int64_t columns, DType dtype) {
   // Every shape is checked before memory is taken for it.

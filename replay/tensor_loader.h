@@ -49,8 +49,16 @@ class TensorLoader {
                                  std::initializer_list<const char*> dtypes = {
                                      "BF16", "F32"});
 
-  // [n] F32 or BF16, as floats.
+  // kNotFound names a missing tensor.
+  [[nodiscard]] absl::StatusOr<std::string> DTypeNamed(
+      const std::string& name) const;
+  [[nodiscard]] absl::StatusOr<std::vector<int64_t>> ShapeNamed(
+      const std::string& name) const;
+
+  // [n] or [n, columns], F32 or BF16, as floats.
   absl::StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);
+  absl::StatusOr<std::vector<float>> Table(const std::string& name, int64_t n,
+                                           int64_t columns);
 
   // One of the linear layers that a matrix is made of: `name`.weight
   // [rows, columns].

@@ -4,6 +4,8 @@
 // and index keys (KV sources); those above read them, and some choose among
 // them anew (index sources).
 
+#include "replay/layouts/deepseek_v41.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -14,7 +16,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "replay/layouts/config_keys.h"
-#include "replay/layouts/deepseek_records.h"
 #include "replay/layouts/families.h"
 
 namespace torpor::replay::layouts {
@@ -123,24 +124,26 @@ void AddDraftWindows(ConfigReader* reader, const DeepSeekShape& shape,
 
 }  // namespace
 
-absl::StatusOr<ModelLayout> DeepSeekV41(ConfigReader* reader,
+V41Schedule ReadV41Schedule(ConfigReader* reader) {
+  V41Schedule schedule;
+  schedule.shape = ReadDeepSeekShape(reader, {.vocab_size = 129'280,
+                                              .n_layers = 40,
+                                              .head_dim = 512,
+                                              .rope_dim = 64,
+                                              .index_dim = 128,
+                                              .window = 128,
+                                              .max_positions = 1'048'576});
+  const int64_t n_layers = schedule.shape.n_layers;
+  schedule.ratios = ReadRatios(reader, n_layers);
+  const std::vector<int64_t> sources = ReadLayerIds(reader, kSources, n_layers);
+  schedule.index_sources = ReadLayerIds(reader, kIndexSources, n_layers);
+  schedule.kv_source = SourceOfLayers(reader, schedule.ratios, sources);
+  return schedule;
+}
+
+absl::StatusOr<ModelLayout> V41LayoutOf(const V41Schedule& schedule,
                                         const std::string& kv_dtype) {
-  const DeepSeekShape shape =
-      ReadDeepSeekShape(reader, {.vocab_size = 129'280,
-                                 .n_layers = 40,
-                                 .head_dim = 512,
-                                 .rope_dim = 64,
-                                 .index_dim = 128,
-                                 .window = 128,
-                                 .max_positions = 1'048'576});
-  const std::vector<int64_t> ratios = ReadRatios(reader, shape.n_layers);
-  const std::vector<int64_t> sources =
-      ReadLayerIds(reader, kSources, shape.n_layers);
-  const std::vector<int64_t> index_sources =
-      ReadLayerIds(reader, kIndexSources, shape.n_layers);
-  const std::vector<int64_t> source_of =
-      SourceOfLayers(reader, ratios, sources);
-  TORPOR_RETURN_IF_ERROR(reader->status());
+  const DeepSeekShape& shape = schedule.shape;
   TORPOR_ASSIGN_OR_RETURN(const DeepSeekRecords records,
                           V41Records(shape, kv_dtype));
   ModelLayout layout;
@@ -148,15 +151,15 @@ absl::StatusOr<ModelLayout> DeepSeekV41(ConfigReader* reader,
   layout.vocab_size = static_cast<uint32_t>(shape.vocab_size);
   for (int64_t l = 0; l < shape.n_layers; ++l) {
     layout.slots.push_back(WindowSlot(shape, l, records.window));
-    if (source_of[static_cast<size_t>(l)] != l) continue;
-    const int64_t ratio = ratios[static_cast<size_t>(l)];
+    if (schedule.kv_source[static_cast<size_t>(l)] != l) continue;
+    const int64_t ratio = schedule.ratios[static_cast<size_t>(l)];
     Slot main = PooledSlot("main", l, ratio, records.main);
     Slot index = PooledSlot("index", l, ratio, records.index);
     for (int64_t reads = l + 1; reads < shape.n_layers; ++reads) {
-      if (source_of[static_cast<size_t>(reads)] != l) continue;
+      if (schedule.kv_source[static_cast<size_t>(reads)] != l) continue;
       main.reader_layers.push_back(static_cast<uint32_t>(reads));
-      if (std::binary_search(index_sources.begin(), index_sources.end(),
-                             reads)) {
+      if (std::binary_search(schedule.index_sources.begin(),
+                             schedule.index_sources.end(), reads)) {
         index.reader_layers.push_back(static_cast<uint32_t>(reads));
       }
     }
@@ -168,7 +171,17 @@ absl::StatusOr<ModelLayout> DeepSeekV41(ConfigReader* reader,
       layout.slots.push_back(OpenSlot("open", l, ratio, 0, 2 * shape.head_dim));
     }
   }
-  AddDraftWindows(reader, shape, records.window, &layout);
+  return layout;
+}
+
+absl::StatusOr<ModelLayout> DeepSeekV41(ConfigReader* reader,
+                                        const std::string& kv_dtype) {
+  const V41Schedule schedule = ReadV41Schedule(reader);
+  TORPOR_RETURN_IF_ERROR(reader->status());
+  TORPOR_ASSIGN_OR_RETURN(const DeepSeekRecords records,
+                          V41Records(schedule.shape, kv_dtype));
+  TORPOR_ASSIGN_OR_RETURN(ModelLayout layout, V41LayoutOf(schedule, kv_dtype));
+  AddDraftWindows(reader, schedule.shape, records.window, &layout);
   TORPOR_RETURN_IF_ERROR(reader->status());
   // Each ratio may pass alone and all of them not, as groups must close
   // together.

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "replay/deepseek_v41/weights.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "kernels/weight_codec.h"
+#include "replay/fingerprint.h"
+#include "replay/tensor_loader.h"
+
+namespace torpor::replay::deepseek_v41 {
+namespace {
+
+using kernels::DType;
+using kernels::PackedMatrix;
+
+constexpr const char* kPrefixes[] = {"", "model.", "model.language_model.",
+                                     "language_model.model."};
+constexpr const char* kEmbedding = "embed.weight";
+constexpr const char* kHead = "head.weight";
+constexpr int64_t kScaleSize = 32;
+
+int64_t Blocks(int64_t n) { return (n + kScaleSize - 1) / kScaleSize; }
+
+// Loads linear layers in every format that the release or a plain copy of it
+// has.
+class LinearLoader {
+ public:
+  LinearLoader(TensorLoader* loader, DType compute)
+      : loader_(*loader), compute_(compute) {}
+
+  TensorLoader& tensors() { return loader_; }
+
+  // `name`.weight [n, k]. `keep_f32`: stays F32 where it is stored so.
+  absl::StatusOr<Linear> Load(const std::string& name, int64_t n, int64_t k,
+                              bool keep_f32 = false) {
+    return Stack({{name, n}}, k, keep_f32);
+  }
+
+  // Several of equal input as one, their outputs in order.
+  absl::StatusOr<Linear> Stack(const std::vector<TensorLoader::Part>& parts,
+                               int64_t k, bool keep_f32 = false) {
+    TORPOR_ASSIGN_OR_RETURN(const std::string dtype,
+                            loader_.DTypeNamed(parts[0].name + ".weight"));
+    Linear linear;
+    if (dtype == "F32" || dtype == "BF16") {
+      const bool f32 = keep_f32 && dtype == "F32";
+      TORPOR_ASSIGN_OR_RETURN(
+          linear.w, loader_.Matrix(parts, k, f32 ? DType::kF32 : compute_));
+      return linear;
+    }
+    linear.quantised_input = true;
+    int64_t rows = 0;
+    for (const TensorLoader::Part& part : parts) rows += part.rows;
+    linear.w = PackedMatrix::Empty(rows, k, compute_);
+    int64_t at = 0;
+    for (const TensorLoader::Part& part : parts) {
+      TORPOR_RETURN_IF_ERROR(
+          Decode(part, k, [&](int64_t row, const float* band, int64_t n) {
+            linear.w.SetRows(at + row, band, n);
+          }));
+      at += part.rows;
+    }
+    return linear;
+  }
+
+  // `name`.weight [groups * n, k], each group a layer of its own input; its
+  // inputs are not rounded, whatever the weights' format.
+  absl::StatusOr<std::vector<Linear>> Groups(const std::string& name,
+                                             int64_t groups, int64_t n,
+                                             int64_t k) {
+    TORPOR_ASSIGN_OR_RETURN(const std::vector<float> rows,
+                            Floats(name, groups * n, k));
+    std::vector<Linear> out;
+    for (int64_t g = 0; g < groups; ++g) {
+      Linear linear;
+      linear.w = PackedMatrix::Pack(rows.data() + g * n * k, n, k, compute_);
+      out.push_back(std::move(linear));
+    }
+    return out;
+  }
+
+ private:
+  // `name`.weight in any format, as floats.
+  absl::StatusOr<std::vector<float>> Floats(const std::string& name, int64_t n,
+                                            int64_t k) {
+    TORPOR_ASSIGN_OR_RETURN(const std::string dtype,
+                            loader_.DTypeNamed(name + ".weight"));
+    if (dtype == "F32" || dtype == "BF16") {
+      return loader_.Table(name + ".weight", n, k);
+    }
+    std::vector<float> out(static_cast<size_t>(n * k));
+    TORPOR_RETURN_IF_ERROR(
+        Decode({name, n}, k, [&](int64_t row, const float* band, int64_t rows) {
+          std::copy_n(band, rows * k, out.data() + row * k);
+        }));
+    return out;
+  }
+
+  using BandSink =
+      std::function<void(int64_t row, const float* band, int64_t n)>;
+
+  // Gives the rows of quantised weights band by band.
+  absl::Status Decode(const TensorLoader::Part& part, int64_t k,
+                      const BandSink& sink) {
+    if (k % kScaleSize != 0) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tensor '%s.weight': %d columns of quantised weights, wanted a "
+          "multiple of %d",
+          part.name, k, kScaleSize));
+    }
+    TORPOR_ASSIGN_OR_RETURN(const std::string dtype,
+                            loader_.DTypeNamed(part.name + ".weight"));
+    const bool fp4 = dtype == "U8" || dtype == "I8";
+    TORPOR_ASSIGN_OR_RETURN(
+        const TensorView codes,
+        loader_.Get(part.name + ".weight", {part.rows, fp4 ? k / 2 : k},
+                    {"F8_E4M3", "U8", "I8"}));
+    // FP4 has a scale per row and 32 columns; FP8 one per 32x32 or 1x32.
+    TORPOR_ASSIGN_OR_RETURN(const std::vector<int64_t> shape,
+                            loader_.ShapeNamed(part.name + ".scale"));
+    const bool per_row = fp4 || (!shape.empty() && shape[0] == part.rows &&
+                                 part.rows != Blocks(part.rows));
+    const int64_t block_rows = per_row ? 1 : kScaleSize;
+    TORPOR_ASSIGN_OR_RETURN(
+        const TensorView scales,
+        loader_.Get(part.name + ".scale",
+                    {per_row ? part.rows : Blocks(part.rows), Blocks(k)},
+                    {"F8_E8M0"}));
+    const int64_t codes_stride = fp4 ? k / 2 : k;
+    std::vector<float> band(static_cast<size_t>(kScaleSize * k));
+    for (int64_t row = 0; row < part.rows; row += kScaleSize) {
+      const int64_t n = std::min(kScaleSize, part.rows - row);
+      kernels::DecodeWeightsRef(
+          {.format =
+               fp4 ? kernels::WeightFormat::kFp4 : kernels::WeightFormat::kFp8,
+           .codes = codes.bytes.data() + row * codes_stride,
+           .codes_stride = codes_stride,
+           .scales = scales.bytes.data() + row / block_rows * Blocks(k),
+           .scales_stride = Blocks(k),
+           .block_rows = block_rows,
+           .block_columns = kScaleSize,
+           .n_rows = n,
+           .dim = k,
+           .out = band.data(),
+           .out_stride = k});
+      sink(row, band.data(), n);
+    }
+    return absl::OkStatus();
+  }
+
+  TensorLoader& loader_;
+  const DType compute_;
+};
+
+absl::StatusOr<HyperWeights> LoadHyper(const Config& c, const std::string& name,
+                                       LinearLoader* loader) {
+  const int64_t width = c.n_streams * (2 + c.n_streams);
+  HyperWeights w;
+  // hc_attn_fn has no ".weight".
+  TORPOR_ASSIGN_OR_RETURN(
+      const TensorView fn,
+      loader->tensors().Get(name + "_fn",
+                            {width, c.n_streams * c.hidden_size}));
+  w.fn.w = PackedMatrix::Empty(width, c.n_streams * c.hidden_size, DType::kF32);
+  CopyRows(fn, 0, &w.fn.w);
+  TORPOR_ASSIGN_OR_RETURN(w.base,
+                          loader->tensors().Vector(name + "_base", width));
+  TORPOR_ASSIGN_OR_RETURN(w.scale,
+                          loader->tensors().Vector(name + "_scale", 3));
+  return w;
+}
+
+absl::StatusOr<AttentionWeights> LoadAttention(const Config& c,
+                                               const std::string& at,
+                                               LinearLoader* loader) {
+  AttentionWeights w;
+  TensorLoader& tensors = loader->tensors();
+  const std::string in = at + "attn.";
+  TORPOR_ASSIGN_OR_RETURN(
+      w.norm, tensors.Vector(at + "attn_norm.weight", c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.wq_a,
+                          loader->Load(in + "wq_a", c.q_rank, c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.q_norm,
+                          tensors.Vector(in + "q_norm.weight", c.q_rank));
+  TORPOR_ASSIGN_OR_RETURN(
+      w.wq_b, loader->Load(in + "wq_b", c.n_heads * c.head_dim, c.q_rank));
+  TORPOR_ASSIGN_OR_RETURN(w.wkv,
+                          loader->Load(in + "wkv", c.head_dim, c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.kv_norm,
+                          tensors.Vector(in + "kv_norm.weight", c.head_dim));
+  // The release's converter turns wo_a into BF16: its input is not rounded.
+  TORPOR_ASSIGN_OR_RETURN(w.wo_a,
+                          loader->Groups(in + "wo_a", c.o_groups, c.o_rank,
+                                         c.n_heads * c.head_dim / c.o_groups));
+  TORPOR_ASSIGN_OR_RETURN(
+      w.wo_b, loader->Load(in + "wo_b", c.hidden_size, c.o_groups * c.o_rank));
+  TORPOR_ASSIGN_OR_RETURN(w.sinks, tensors.Vector(in + "attn_sink", c.n_heads));
+  return w;
+}
+
+absl::StatusOr<CompressorWeights> LoadCompressor(const Config& c,
+                                                 const std::string& at,
+                                                 int64_t ratio,
+                                                 LinearLoader* loader) {
+  CompressorWeights w;
+  TensorLoader& tensors = loader->tensors();
+  const std::string in = at + "attn.compressor.";
+  const std::string index = at + "attn.indexer.";
+  // F32 in the release where entries are pooled, BF16 where they are not.
+  TORPOR_ASSIGN_OR_RETURN(
+      w.wkv, loader->Load(in + "wkv", c.head_dim, c.hidden_size, ratio > 1));
+  if (ratio > 1) {
+    TORPOR_ASSIGN_OR_RETURN(
+        w.gate, loader->Load(in + "wgate", c.head_dim, c.hidden_size, true));
+  }
+  TORPOR_ASSIGN_OR_RETURN(w.norm,
+                          tensors.Vector(in + "norm.weight", c.head_dim));
+  TORPOR_ASSIGN_OR_RETURN(w.wk,
+                          loader->Load(index + "wk", c.index_dim, c.head_dim));
+  TORPOR_ASSIGN_OR_RETURN(w.k_norm,
+                          tensors.Vector(index + "k_norm.weight", c.index_dim));
+  return w;
+}
+
+absl::StatusOr<IndexerWeights> LoadIndexer(const Config& c,
+                                           const std::string& at,
+                                           LinearLoader* loader) {
+  IndexerWeights w;
+  const std::string in = at + "attn.indexer.";
+  TORPOR_ASSIGN_OR_RETURN(
+      w.wq_b, loader->Load(in + "wq_b", c.index_heads * c.index_dim, c.q_rank));
+  TORPOR_ASSIGN_OR_RETURN(
+      w.weights_proj,
+      loader->Load(in + "weights_proj", c.index_heads, c.hidden_size));
+  return w;
+}
+
+absl::StatusOr<ExpertWeights> LoadExpert(const Config& c, const std::string& in,
+                                         int64_t dim, LinearLoader* loader) {
+  ExpertWeights w;
+  TORPOR_ASSIGN_OR_RETURN(
+      w.gate_up,
+      loader->Stack({{in + "w1", dim}, {in + "w3", dim}}, c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.down, loader->Load(in + "w2", c.hidden_size, dim));
+  return w;
+}
+
+absl::StatusOr<FfnWeights> LoadFfn(const Config& c, const std::string& at,
+                                   LinearLoader* loader) {
+  FfnWeights w;
+  TensorLoader& tensors = loader->tensors();
+  TORPOR_ASSIGN_OR_RETURN(
+      w.norm, tensors.Vector(at + "ffn_norm.weight", c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.router, loader->Load(at + "ffn.gate", c.n_experts,
+                                                 c.hidden_size, true));
+  TORPOR_ASSIGN_OR_RETURN(w.bias,
+                          tensors.Vector(at + "ffn.gate.bias", c.n_experts));
+  for (int64_t e = 0; e < c.n_experts; ++e) {
+    TORPOR_ASSIGN_OR_RETURN(
+        ExpertWeights expert,
+        LoadExpert(c, absl::StrFormat("%sffn.experts.%d.", at, e), c.expert_dim,
+                   loader));
+    w.experts.push_back(std::move(expert));
+  }
+  if (c.n_shared > 0) {
+    TORPOR_ASSIGN_OR_RETURN(w.shared,
+                            LoadExpert(c, at + "ffn.shared_experts.",
+                                       c.n_shared * c.expert_dim, loader));
+  }
+  return w;
+}
+
+absl::StatusOr<EngramWeights> LoadEngram(const Config& c, const std::string& at,
+                                         int64_t n_rows, LinearLoader* loader) {
+  EngramWeights w;
+  TensorLoader& tensors = loader->tensors();
+  const std::string in = at + "engram.";
+  TORPOR_ASSIGN_OR_RETURN(
+      w.table, tensors.Get(in + "embed.weight", {n_rows, c.engram.head_dim},
+                           {"F8_E4M3", "BF16", "F32"}));
+  if (w.table.dtype == "F8_E4M3") {
+    TORPOR_ASSIGN_OR_RETURN(
+        w.scale, tensors.Get(in + "embed.scale",
+                             {n_rows, Blocks(c.engram.head_dim)}, {"F8_E8M0"}));
+  }
+  TORPOR_ASSIGN_OR_RETURN(
+      w.wkv, loader->Load(in + "wkv", (c.n_streams + 1) * c.hidden_size,
+                          c.engram.n_rows() * c.engram.head_dim));
+  TORPOR_ASSIGN_OR_RETURN(
+      w.qk, tensors.Table(in + "q_weight", c.n_streams, c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(
+      const std::vector<float> k,
+      tensors.Table(in + "k_weight", c.n_streams, c.hidden_size));
+  for (size_t i = 0; i < k.size(); ++i) w.qk[i] *= k[i];
+  return w;
+}
+
+absl::StatusOr<LayerWeights> LoadLayer(const Config& c, int64_t l,
+                                       LinearLoader* loader) {
+  const std::string at = absl::StrFormat("layers.%d.", l);
+  const LayerConfig& layer = c.layers[static_cast<size_t>(l)];
+  LayerWeights w;
+  if (layer.engram >= 0) {
+    TORPOR_ASSIGN_OR_RETURN(
+        w.engram,
+        LoadEngram(c, at, c.engram_rows[static_cast<size_t>(layer.engram)],
+                   loader));
+  }
+  TORPOR_ASSIGN_OR_RETURN(w.attn_hc, LoadHyper(c, at + "hc_attn", loader));
+  TORPOR_ASSIGN_OR_RETURN(w.attn, LoadAttention(c, at, loader));
+  if (layer.is_kv_source) {
+    TORPOR_ASSIGN_OR_RETURN(w.compressor,
+                            LoadCompressor(c, at, layer.ratio, loader));
+  }
+  if (layer.is_index_source) {
+    TORPOR_ASSIGN_OR_RETURN(w.indexer, LoadIndexer(c, at, loader));
+  }
+  TORPOR_ASSIGN_OR_RETURN(w.ffn_hc, LoadHyper(c, at + "hc_ffn", loader));
+  TORPOR_ASSIGN_OR_RETURN(w.ffn, LoadFfn(c, at, loader));
+  return w;
+}
+
+}  // namespace
+
+absl::StatusOr<DType> StoredDType(const ModelTensors& tensors) {
+  TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
+                          FindPrefix(tensors, kPrefixes, kEmbedding));
+  return DTypeOf(tensors, prefix + kEmbedding);
+}
+
+absl::StatusOr<Weights> LoadWeights(const Config& c,
+                                    const ModelTensors& tensors,
+                                    std::string_view engram_json,
+                                    DType compute) {
+  TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
+                          FindPrefix(tensors, kPrefixes, kEmbedding));
+  TensorLoader names(tensors, prefix);
+  if (!names.Has(kHead)) {
+    // transformers keeps the head beside the model, under a name of its own.
+    names.Rename(kHead, tensors.Has(kHead) ? kHead : "lm_head.weight");
+  }
+  LinearLoader loader(&names, compute);
+  Weights w;
+  w.dtype = compute;
+  TORPOR_ASSIGN_OR_RETURN(w.embedding,
+                          names.Get(kEmbedding, {c.vocab_size, c.hidden_size}));
+  for (int64_t l = 0; l < c.n_layers; ++l) {
+    TORPOR_ASSIGN_OR_RETURN(LayerWeights layer, LoadLayer(c, l, &loader));
+    w.layers.push_back(std::move(layer));
+  }
+  TORPOR_ASSIGN_OR_RETURN(w.norm, names.Vector("norm.weight", c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(
+      w.head, loader.Load("head", c.vocab_size, c.hidden_size, true));
+  w.digest = names.Digest();
+  if (!engram_json.empty()) {
+    WeightsDigest digest;
+    digest.Update(w.digest);
+    digest.Update(engram_json);
+    w.digest = digest.Finish();
+  }
+  return w;
+}
+
+}  // namespace torpor::replay::deepseek_v41

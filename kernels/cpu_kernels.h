@@ -19,6 +19,9 @@
 #include "kernels/rms_norm_cpu.h"
 #include "kernels/rope.h"
 #include "kernels/rope_cpu.h"
+#include "kernels/row_codec.h"
+#include "kernels/row_codec_cpu.h"
+#include "kernels/weight_codec.h"
 
 namespace torpor::kernels {
 
@@ -32,6 +35,14 @@ struct CpuKernels {
                      int64_t row_end);
   void (*softcap)(const SoftcapParams&, int64_t begin, int64_t end);
   void (*to_bf16)(const ToBf16Params&, int64_t begin, int64_t end);
+  void (*encode_rows)(const EncodeRowsParams&, const RowShape&,
+                      int64_t row_begin, int64_t row_end);
+  void (*decode_rows)(const DecodeRowsParams&, const RowShape&,
+                      int64_t row_begin, int64_t row_end);
+  void (*decode_weights)(const DecodeWeightsParams&, int64_t row_begin,
+                         int64_t row_end);
+  void (*fake_quant_fp8)(const FakeQuantFp8Params&, int64_t row_begin,
+                         int64_t row_end);
   bool (*attention_split)(const AttentionParams&, const AttentionTile&,
                           int64_t split, const AttentionScratch&,
                           const AttentionPartial&);
@@ -60,6 +71,10 @@ constexpr CpuKernels MakeKernels() {
           .gated_gelu = &GatedGeluCpu<V>,
           .softcap = &SoftcapCpu<V>,
           .to_bf16 = &ToBf16Cpu<V>,
+          .encode_rows = &EncodeRowsCpu<V>,
+          .decode_rows = &DecodeRowsCpu<V>,
+          .decode_weights = &DecodeWeightsCpu<V>,
+          .fake_quant_fp8 = &FakeQuantFp8Cpu<V>,
           .attention_split = &AttentionSplitCpu<V>,
           .merge_attention = &MergeAttention<V>,
           .finish_attention = &FinishAttention<V>};

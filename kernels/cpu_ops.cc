@@ -256,6 +256,36 @@ void CpuOps::ToBf16(const ToBf16Params& params) {
   });
 }
 
+void CpuOps::EncodeRows(const EncodeRowsParams& params) {
+  const RowShape shape = ShapeOf(params.format, params.dim, params.rope_dim);
+  assert(params.dim % 16 == 0 && params.rope_dim % 16 == 0);
+  impl_->Ranges(params.n_rows, params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.encode_rows(params, shape, begin, end);
+  });
+}
+
+void CpuOps::DecodeRows(const DecodeRowsParams& params) {
+  const RowShape shape = ShapeOf(params.format, params.dim, params.rope_dim);
+  assert(params.dim % 16 == 0 && params.rope_dim % 16 == 0);
+  impl_->Ranges(params.n_rows, params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.decode_rows(params, shape, begin, end);
+  });
+}
+
+void CpuOps::DecodeWeights(const DecodeWeightsParams& params) {
+  assert(params.dim % 16 == 0 && params.block_columns % 16 == 0);
+  impl_->Ranges(params.n_rows, params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.decode_weights(params, begin, end);
+  });
+}
+
+void CpuOps::FakeQuantFp8(const FakeQuantFp8Params& params) {
+  assert(params.dim % 32 == 0);
+  impl_->Ranges(params.n_rows, params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.fake_quant_fp8(params, begin, end);
+  });
+}
+
 void CpuOps::Attention(const AttentionParams& params) {
   const std::vector<AttentionTile> tiles = TilesOf(params);
   if (tiles.empty()) return;

@@ -16,6 +16,8 @@
 #include "kernels/isa.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/row_codec.h"
+#include "kernels/weight_codec.h"
 
 namespace torpor::kernels {
 
@@ -36,6 +38,10 @@ class CpuOps {
   void GatedGelu(const GatedGeluParams& params);
   void Softcap(const SoftcapParams& params);
   void ToBf16(const ToBf16Params& params);
+  void EncodeRows(const EncodeRowsParams& params);
+  void DecodeRows(const DecodeRowsParams& params);
+  void DecodeWeights(const DecodeWeightsParams& params);
+  void FakeQuantFp8(const FakeQuantFp8Params& params);
   void Attention(const AttentionParams& params);
 
  private:

@@ -128,6 +128,100 @@ struct Avx2Simd {
   static U32 And(U32 a, U32 b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
   }
+
+  static U32 Bits(F32 a) {
+    return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)};
+  }
+  static F32 FromBits(U32 a) {
+    return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
+  }
+  static U32 Or(U32 a, U32 b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+  }
+  static U32 AddU32(U32 a, U32 b) {
+    return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+  }
+  static U32 SubU32(U32 a, U32 b) {
+    return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+  }
+  template <int kBits>
+  static U32 ShiftLeft(U32 a) {
+    return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};
+  }
+  template <int kBits>
+  static U32 ShiftRight(U32 a) {
+    return {_mm256_srli_epi32(a.lo, kBits), _mm256_srli_epi32(a.hi, kBits)};
+  }
+  static U32 IfGreater(U32 a, U32 b, U32 x, U32 y) {
+    return {_mm256_blendv_epi8(y.lo, x.lo, _mm256_cmpgt_epi32(a.lo, b.lo)),
+            _mm256_blendv_epi8(y.hi, x.hi, _mm256_cmpgt_epi32(a.hi, b.hi))};
+  }
+  static U32 MaxI32(U32 a, U32 b) {
+    return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
+  }
+  static U32 MinI32(U32 a, U32 b) {
+    return {_mm256_min_epi32(a.lo, b.lo), _mm256_min_epi32(a.hi, b.hi)};
+  }
+  static uint32_t MaxLaneI32(U32 a) {
+    const __m256i s8 = _mm256_max_epi32(a.lo, a.hi);
+    const __m128i s4 = _mm_max_epi32(_mm256_castsi256_si128(s8),
+                                     _mm256_extracti128_si256(s8, 1));
+    const __m128i s2 = _mm_max_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
+    return static_cast<uint32_t>(
+        _mm_cvtsi128_si32(_mm_max_epi32(s2, _mm_shuffle_epi32(s2, 0xb1))));
+  }
+  static F32 WithSign(F32 a, U32 b) {
+    return FromBits(Or(Bits(a), And(b, SetU32(0x80000000u))));
+  }
+  static U32 LoadI8(const uint8_t* p) {
+    const auto one = [](const uint8_t* q) {
+      return _mm256_cvtepi8_epi32(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q)));
+    };
+    return {one(p), one(p + 8)};
+  }
+  static void StoreI8(U32 a, uint8_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), LowBytes(a));
+  }
+  static U32 LoadNibbles(const uint8_t* p) {
+    const auto one = [](const uint8_t* q) {
+      int four;
+      __builtin_memcpy(&four, q, 4);
+      return _mm256_srlv_epi32(_mm256_set1_epi32(four),
+                               _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    };
+    return {one(p), one(p + 4)};
+  }
+  static void StoreNibbles(U32 a, uint8_t* p) {
+    // lane 2i + 16 * lane 2i+1, in 16 bits.
+    const __m128i pairs =
+        _mm_maddubs_epi16(LowBytes(a), _mm_set1_epi16(0x1001));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi16(pairs, pairs));
+  }
+  static F32 Lookup(F32 table, U32 index) {
+    const auto one = [&](__m256i i) {
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.lo, i),
+                              _mm256_permutevar8x32_ps(table.hi, i),
+                              _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+    };
+    return {one(index.lo), one(index.hi)};
+  }
+  static bool Any7f(const uint8_t* p) {
+    const __m128i m =
+        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
+                      _mm_set1_epi8(0x7f));
+    return _mm_movemask_epi8(_mm_cmpeq_epi8(m, _mm_set1_epi8(0x7f))) != 0;
+  }
+  static void StoreUpper(F32 a, uint16_t* p) {
+    const auto one = [](__m256 x) {
+      return _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+    };
+    const __m256i packed = _mm256_permute4x64_epi64(
+        _mm256_packus_epi32(one(a.lo), one(a.hi)), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+  }
+
   static void StoreBf16(F32 a, uint16_t* p) {
     const auto one = [](__m256 x) {
       const __m256i u = _mm256_castps_si256(x);
@@ -154,6 +248,16 @@ struct Avx2Simd {
           16));
     };
     return {one(p), one(p + 8)};
+  }
+
+ private:
+  static __m128i LowBytes(U32 a) {
+    const __m256i low = _mm256_set1_epi32(0xff);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(a.lo, low),
+                                              _mm256_and_si256(a.hi, low));
+    const __m256i sorted = _mm256_permute4x64_epi64(words, 0xd8);
+    return _mm_packus_epi16(_mm256_castsi256_si128(sorted),
+                            _mm256_extracti128_si256(sorted, 1));
   }
 };
 

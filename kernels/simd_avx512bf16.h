@@ -85,6 +85,80 @@ struct Avx512Bf16Simd {
     return {_mm512_set1_epi32(static_cast<int>(u))};
   }
   static U32 And(U32 a, U32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+
+  static U32 Bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
+  static F32 FromBits(U32 a) { return {_mm512_castsi512_ps(a.v)}; }
+  static U32 Or(U32 a, U32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+  static U32 AddU32(U32 a, U32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+  static U32 SubU32(U32 a, U32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+  template <int kBits>
+  static U32 ShiftLeft(U32 a) {
+    return {_mm512_slli_epi32(a.v, kBits)};
+  }
+  template <int kBits>
+  static U32 ShiftRight(U32 a) {
+    return {_mm512_srli_epi32(a.v, kBits)};
+  }
+  static U32 IfGreater(U32 a, U32 b, U32 x, U32 y) {
+    return {
+        _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a.v, b.v), y.v, x.v)};
+  }
+  static U32 MaxI32(U32 a, U32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+  static U32 MinI32(U32 a, U32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+  static uint32_t MaxLaneI32(U32 a) {
+    const __m256i s8 = _mm256_max_epi32(_mm512_castsi512_si256(a.v),
+                                        _mm512_extracti64x4_epi64(a.v, 1));
+    const __m128i s4 = _mm_max_epi32(_mm256_castsi256_si128(s8),
+                                     _mm256_extracti128_si256(s8, 1));
+    const __m128i s2 = _mm_max_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
+    return static_cast<uint32_t>(
+        _mm_cvtsi128_si32(_mm_max_epi32(s2, _mm_shuffle_epi32(s2, 0xb1))));
+  }
+  static F32 WithSign(F32 a, U32 b) {
+    // a | (b & c), as a truth table of its bits.
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_castps_si512(a.v), b.v,
+        _mm512_set1_epi32(static_cast<int>(0x80000000)), 0xf8))};
+  }
+  static U32 LoadI8(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+  static void StoreI8(U32 a, uint8_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+  }
+  static U32 LoadNibbles(const uint8_t* p) {
+    int low;
+    int high;
+    __builtin_memcpy(&low, p, 4);
+    __builtin_memcpy(&high, p + 4, 4);
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4,
+                                             8, 12, 16, 20, 24, 28);
+    return {_mm512_srlv_epi32(
+        _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high), shifts)};
+  }
+  static void StoreNibbles(U32 a, uint8_t* p) {
+    // lane 2i + 16 * lane 2i+1, in 16 bits.
+    const __m128i pairs =
+        _mm_maddubs_epi16(_mm512_cvtepi32_epi8(a.v), _mm_set1_epi16(0x1001));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi16(pairs, pairs));
+  }
+  static F32 Lookup(F32 table, U32 index) {
+    return {_mm512_permutexvar_ps(index.v, table.v)};
+  }
+  static bool Any7f(const uint8_t* p) {
+    const __m128i m =
+        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
+                      _mm_set1_epi8(0x7f));
+    return _mm_cmpeq_epi8_mask(m, _mm_set1_epi8(0x7f)) != 0;
+  }
+  static void StoreUpper(F32 a, uint16_t* p) {
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(p),
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16)));
+  }
+
   static void StoreBf16(F32 a, uint16_t* p) {
     const __m512i u = _mm512_castps_si512(a.v);
     const __m512i odd =

@@ -136,6 +136,95 @@ struct PortableSimd {
     for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] & b.v[i];
     return out;
   }
+
+  // Bits and integers, mod 2^32.
+  template <typename Fn>
+  static U32 MapU32(Fn fn) {
+    U32 out;
+    for (int i = 0; i < 16; ++i) out.v[i] = fn(i);
+    return out;
+  }
+  static U32 Bits(F32 a) { return std::bit_cast<U32>(a); }
+  static F32 FromBits(U32 a) { return std::bit_cast<F32>(a); }
+  static U32 Or(U32 a, U32 b) {
+    return MapU32([&](int i) { return a.v[i] | b.v[i]; });
+  }
+  static U32 AddU32(U32 a, U32 b) {
+    return MapU32([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static U32 SubU32(U32 a, U32 b) {
+    return MapU32([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  template <int kBits>
+  static U32 ShiftLeft(U32 a) {
+    return MapU32([&](int i) { return a.v[i] << kBits; });
+  }
+  template <int kBits>
+  static U32 ShiftRight(U32 a) {
+    return MapU32([&](int i) { return a.v[i] >> kBits; });
+  }
+  // Lanes of x where a > b as signed integers, of y elsewhere.
+  static U32 IfGreater(U32 a, U32 b, U32 x, U32 y) {
+    return MapU32([&](int i) {
+      return static_cast<int32_t>(a.v[i]) > static_cast<int32_t>(b.v[i])
+                 ? x.v[i]
+                 : y.v[i];
+    });
+  }
+  // The largest as a signed integer.
+  static U32 MaxI32(U32 a, U32 b) { return IfGreater(a, b, a, b); }
+  static U32 MinI32(U32 a, U32 b) { return IfGreater(a, b, b, a); }
+  static uint32_t MaxLaneI32(U32 a) {
+    for (int half = 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) {
+        const auto x = static_cast<int32_t>(a.v[i]);
+        const auto y = static_cast<int32_t>(a.v[i + half]);
+        a.v[i] = static_cast<uint32_t>(x > y ? x : y);
+      }
+    }
+    return a.v[0];
+  }
+  // a, which has none, with b's sign bit.
+  static F32 WithSign(F32 a, U32 b) {
+    return FromBits(Or(Bits(a), And(b, SetU32(0x80000000u))));
+  }
+  // Sixteen signed bytes to lanes, and the lanes' low bytes back.
+  static U32 LoadI8(const uint8_t* p) {
+    return MapU32([&](int i) {
+      return static_cast<uint32_t>(
+          static_cast<int32_t>(static_cast<int8_t>(p[i])));
+    });
+  }
+  static void StoreI8(U32 a, uint8_t* p) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(a.v[i]);
+  }
+  // Eight bytes as 16 times four bits, the low ones first; bits above a lane's
+  // four are unspecified. And lanes below 16 back.
+  static U32 LoadNibbles(const uint8_t* p) {
+    return MapU32(
+        [&](int i) { return static_cast<uint32_t>(p[i / 2] >> (i % 2 * 4)); });
+  }
+  static void StoreNibbles(U32 a, uint8_t* p) {
+    for (int i = 0; i < 8; ++i) {
+      p[i] = static_cast<uint8_t>(a.v[2 * i] | a.v[2 * i + 1] << 4);
+    }
+  }
+  // Lanes of the table by the low four bits of each index.
+  static F32 Lookup(F32 table, U32 index) {
+    return Map([&](int i) { return table.v[index.v[i] & 15]; });
+  }
+  // Whether any of 16 bytes is 0x7f or 0xff.
+  static bool Any7f(const uint8_t* p) {
+    unsigned any = 0;
+    for (int i = 0; i < 16; ++i) any |= (p[i] & 0x7fu) == 0x7fu ? 1u : 0u;
+    return any != 0;
+  }
+  // Cuts the lower halves off.
+  static void StoreUpper(F32 a, uint16_t* p) {
+    const U32 u = Bits(a);
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(u.v[i] >> 16);
+  }
+
   // Rounds to nearest even; NaN stays NaN.
   static void StoreBf16(F32 a, uint16_t* p) {
     for (int i = 0; i < 16; ++i) {

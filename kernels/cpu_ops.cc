@@ -302,4 +302,26 @@ void CpuOps::Attention(const AttentionParams& params) {
   }
 }
 
+void CpuOps::RopeTail(const RopeTailParams& params) { RopeTailRef(params); }
+
+void CpuOps::GatedSilu(const GatedSiluParams& params) { GatedSiluRef(params); }
+
+void CpuOps::LatentAttention(const LatentAttentionParams& params) {
+  LatentAttentionRef(params);
+}
+
+void CpuOps::IndexScore(const IndexScoreParams& params) {
+  IndexScoreRef(params);
+}
+
+void CpuOps::HyperMix(const HyperMixParams& params) { HyperMixRef(params); }
+
+void CpuOps::HyperCollapse(const HyperCollapseParams& params) {
+  HyperCollapseRef(params);
+}
+
+void CpuOps::HyperExpand(const HyperExpandParams& params) {
+  HyperExpandRef(params);
+}
+
 }  // namespace torpor::kernels

@@ -24,7 +24,8 @@ float AbsMax(const float* x, int64_t n, bool nan_counts) {
   float amax = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (nan_counts && std::isnan(x[i])) return x[i];
-    amax = std::fmax(amax, std::fabs(x[i]));
+    // Not fmax: that of a signalling NaN is NaN.
+    if (std::fabs(x[i]) > amax) amax = std::fabs(x[i]);
   }
   return amax;
 }

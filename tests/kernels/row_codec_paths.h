@@ -74,6 +74,21 @@ inline std::string CodecPathName(
   return info.param.isa ? std::string(IsaName(*info.param.isa)) : "reference";
 }
 
+// Says where and how they differ first.
+template <typename T>
+::testing::AssertionResult SameValues(const std::vector<T>& got,
+                                      const std::vector<T>& wanted) {
+  if (got == wanted) return ::testing::AssertionSuccess();
+  for (size_t i = 0; i < wanted.size() && i < got.size(); ++i) {
+    if (got[i] == wanted[i]) continue;
+    return ::testing::AssertionFailure()
+           << std::hex << "at 0x" << i << " of 0x" << wanted.size()
+           << ": got 0x" << +got[i] << ", wanted 0x" << +wanted[i];
+  }
+  return ::testing::AssertionFailure()
+         << got.size() << " against " << wanted.size() << " values";
+}
+
 // One row of x's channels.
 inline std::vector<uint8_t> EncodeOne(const CodecPath& path, RowFormat format,
                                       const std::vector<float>& x,

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/command.h"
+#include "bench/kernel_speed.h"
 #include "bench/limits.h"
 #include "bench/machine.h"
 #include "bench/peer.h"
@@ -46,6 +47,8 @@ constexpr std::array kCommands = {
             AddResumeCommand},
     Command{"replay", "Replay alone, in process, against a prefill",
             AddReplayCommand},
+    Command{"kernels", "Row codecs against memcpy, every path",
+            AddKernelsCommand},
     Command{"peer", "Prefill and decode against llama.cpp", AddPeerCommand},
 };
 

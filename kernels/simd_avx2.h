@@ -184,6 +184,11 @@ struct Avx2Simd {
     return {_mm256_blendv_epi8(y.lo, x.lo, _mm256_cmpgt_epi32(a.lo, b.lo)),
             _mm256_blendv_epi8(y.hi, x.hi, _mm256_cmpgt_epi32(a.hi, b.hi))};
   }
+  static bool AnyGreater(U32 a, U32 b) {
+    return _mm256_movemask_epi8(
+               _mm256_or_si256(_mm256_cmpgt_epi32(a.lo, b.lo),
+                               _mm256_cmpgt_epi32(a.hi, b.hi))) != 0;
+  }
   static U32 MaxI32(U32 a, U32 b) {
     return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
   }
@@ -207,6 +212,17 @@ struct Avx2Simd {
           _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q)));
     };
     return {one(p), one(p + 8)};
+  }
+  static U32 LoadI8Some(const uint8_t* p, int64_t n, uint8_t fill) {
+    // In registers: a load of bytes just stored one by one would wait.
+    const auto word = [&](const uint8_t* q, int64_t some) {
+      uint64_t w = 0;
+      for (int64_t i = 7; i >= 0; --i) w = w << 8 | (i < some ? q[i] : fill);
+      return static_cast<int64_t>(w);
+    };
+    const __m128i bytes = _mm_set_epi64x(word(p + 8, n - 8), word(p, n));
+    return {_mm256_cvtepi8_epi32(bytes),
+            _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
   }
   static void StoreI8(U32 a, uint8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), LowBytes(a));
@@ -235,19 +251,35 @@ struct Avx2Simd {
     };
     return {one(index.lo), one(index.hi)};
   }
-  static bool Any7f(const uint8_t* p) {
-    const __m128i m =
-        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
-                      _mm_set1_epi8(0x7f));
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(m, _mm_set1_epi8(0x7f))) != 0;
-  }
-  static void StoreUpper(F32 a, uint16_t* p) {
-    const auto one = [](__m256 x) {
-      return _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+  static U32 LoadI8Pairs(const uint8_t* p) {
+    const auto one = [](const uint8_t* q) {
+      return _mm256_cvtepi8_epi16(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
     };
-    const __m256i packed = _mm256_permute4x64_epi64(
-        _mm256_packus_epi32(one(a.lo), one(a.hi)), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+    return {one(p), one(p + 16)};
+  }
+  static bool Any7f(const uint8_t* p, int64_t n) {
+    __m128i any = _mm_setzero_si128();
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m128i m = _mm_and_si128(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)),
+          _mm_set1_epi8(0x7f));
+      any = _mm_or_si128(any, _mm_cmpeq_epi8(m, _mm_set1_epi8(0x7f)));
+    }
+    return _mm_movemask_epi8(any) != 0;
+  }
+  static F32 SetHalves(float low, float high) {
+    return {_mm256_set1_ps(low), _mm256_set1_ps(high)};
+  }
+  static void StoreUpperPairs(F32 even, F32 odd, uint16_t* p) {
+    const auto one = [](__m256 e, __m256 o, uint16_t* q) {
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(q),
+          _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(e), 16),
+                             _mm256_castps_si256(o), 0xaa));
+    };
+    one(even.lo, odd.lo, p);
+    one(even.hi, odd.hi, p + 16);
   }
 
   static void StoreBf16(F32 a, uint16_t* p) {

@@ -131,6 +131,9 @@ struct Avx512Bf16Simd {
     return {
         _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a.v, b.v), y.v, x.v)};
   }
+  static bool AnyGreater(U32 a, U32 b) {
+    return _mm512_cmpgt_epi32_mask(a.v, b.v) != 0;
+  }
   static U32 MaxI32(U32 a, U32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
   static U32 MinI32(U32 a, U32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
   static uint32_t MaxLaneI32(U32 a) {
@@ -151,6 +154,11 @@ struct Avx512Bf16Simd {
   static U32 LoadI8(const uint8_t* p) {
     return {_mm512_cvtepi8_epi32(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+  static U32 LoadI8Some(const uint8_t* p, int64_t n, uint8_t fill) {
+    const auto there = static_cast<__mmask16>((1u << n) - 1);
+    return {_mm512_cvtepi8_epi32(
+        _mm_mask_loadu_epi8(_mm_set1_epi8(static_cast<char>(fill)), there, p))};
   }
   static void StoreI8(U32 a, uint8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
@@ -175,16 +183,30 @@ struct Avx512Bf16Simd {
   static F32 Lookup(F32 table, U32 index) {
     return {_mm512_permutexvar_ps(index.v, table.v)};
   }
-  static bool Any7f(const uint8_t* p) {
-    const __m128i m =
-        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
-                      _mm_set1_epi8(0x7f));
-    return _mm_cmpeq_epi8_mask(m, _mm_set1_epi8(0x7f)) != 0;
+  static U32 LoadI8Pairs(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi16(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
-  static void StoreUpper(F32 a, uint16_t* p) {
-    _mm256_storeu_si256(
-        reinterpret_cast<__m256i*>(p),
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16)));
+  static bool Any7f(const uint8_t* p, int64_t n) {
+    const __m512i wanted = _mm512_set1_epi8(0x7f);
+    __mmask64 any = 0;
+    for (int64_t i = 0; i < n; i += 64) {
+      const __mmask64 there =
+          n - i < 64 ? (uint64_t{1} << (n - i)) - 1 : ~uint64_t{0};
+      const __m512i bytes = _mm512_maskz_loadu_epi8(there, p + i);
+      any |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(bytes, wanted), wanted);
+    }
+    return any != 0;
+  }
+  static F32 SetHalves(float low, float high) {
+    return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low),
+                                 _mm512_set1_ps(high))};
+  }
+  static void StoreUpperPairs(F32 even, F32 odd, uint16_t* p) {
+    _mm512_storeu_si512(
+        p, _mm512_mask_blend_epi16(
+               0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(even.v), 16),
+               _mm512_castps_si512(odd.v)));
   }
 
   static void StoreBf16(F32 a, uint16_t* p) {

@@ -186,6 +186,13 @@ struct PortableSimd {
                  : y.v[i];
     });
   }
+  static bool AnyGreater(U32 a, U32 b) {
+    bool any = false;
+    for (int i = 0; i < 16; ++i) {
+      any = any || static_cast<int32_t>(a.v[i]) > static_cast<int32_t>(b.v[i]);
+    }
+    return any;
+  }
   // The largest as a signed integer.
   static U32 MaxI32(U32 a, U32 b) { return IfGreater(a, b, a, b); }
   static U32 MinI32(U32 a, U32 b) { return IfGreater(a, b, b, a); }
@@ -210,6 +217,12 @@ struct PortableSimd {
           static_cast<int32_t>(static_cast<int8_t>(p[i])));
     });
   }
+  // The same of n < 16, and `fill` after them.
+  static U32 LoadI8Some(const uint8_t* p, int64_t n, uint8_t fill) {
+    uint8_t bytes[16];
+    for (int i = 0; i < 16; ++i) bytes[i] = i < n ? p[i] : fill;
+    return LoadI8(bytes);
+  }
   static void StoreI8(U32 a, uint8_t* p) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(a.v[i]);
   }
@@ -228,16 +241,38 @@ struct PortableSimd {
   static F32 Lookup(F32 table, U32 index) {
     return Map([&](int i) { return table.v[index.v[i] & 15]; });
   }
-  // Whether any of 16 bytes is 0x7f or 0xff.
-  static bool Any7f(const uint8_t* p) {
+  // 32 signed bytes as 16 bits each, two to a lane, the first one low.
+  static U32 LoadI8Pairs(const uint8_t* p) {
+    return MapU32([&](int i) {
+      const auto low = static_cast<int8_t>(p[2 * i]);
+      const auto high = static_cast<int8_t>(p[2 * i + 1]);
+      return (static_cast<uint32_t>(low) & 0xffffu) |
+             static_cast<uint32_t>(high) << 16;
+    });
+  }
+  // Whether any of n bytes is 0x7f or 0xff; n a multiple of 16.
+  static bool Any7f(const uint8_t* p, int64_t n) {
     unsigned any = 0;
-    for (int i = 0; i < 16; ++i) any |= (p[i] & 0x7fu) == 0x7fu ? 1u : 0u;
+    for (int64_t i = 0; i < n; ++i) any |= (p[i] & 0x7fu) == 0x7fu ? 1u : 0u;
     return any != 0;
   }
-  // Cuts the lower halves off.
-  static void StoreUpper(F32 a, uint16_t* p) {
-    const U32 u = Bits(a);
-    for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(u.v[i] >> 16);
+  // Lanes below 8 and the others.
+  static F32 SetHalves(float low, float high) {
+    return Map([&](int i) { return i < 8 ? low : high; });
+  }
+  // even[0] odd[0] even[1] ..., with their lower halves cut off.
+  static void StoreUpperPairs(F32 even, F32 odd, uint16_t* p) {
+    const U32 low = Bits(even);
+    const U32 high = Bits(odd);
+    uint32_t pairs[16];
+    for (int i = 0; i < 16; ++i) {
+      if constexpr (std::endian::native == std::endian::little) {
+        pairs[i] = low.v[i] >> 16 | (high.v[i] & 0xffff0000u);
+      } else {
+        pairs[i] = (low.v[i] & 0xffff0000u) | high.v[i] >> 16;
+      }
+    }
+    std::memcpy(p, pairs, sizeof(pairs));
   }
 
   // Rounds to nearest even; NaN stays NaN.

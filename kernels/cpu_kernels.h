@@ -14,7 +14,13 @@
 #include "kernels/attention_cpu.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_cpu.h"
+#include "kernels/hyper_connection.h"
+#include "kernels/hyper_connection_cpu.h"
+#include "kernels/index_score.h"
+#include "kernels/index_score_cpu.h"
 #include "kernels/isa.h"
+#include "kernels/latent_attention.h"
+#include "kernels/latent_attention_cpu.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rms_norm_cpu.h"
 #include "kernels/rope.h"
@@ -32,7 +38,10 @@ struct CpuKernels {
   void (*gemm)(const GemmParams&, int64_t group_begin, int64_t group_end);
   void (*rms_norm)(const RmsNormParams&, int64_t row_begin, int64_t row_end);
   void (*rope)(const RopeParams&, int64_t row_begin, int64_t row_end);
+  void (*rope_tail)(const RopeTailParams&, int64_t row_begin, int64_t row_end);
   void (*gated_gelu)(const GatedGeluParams&, int64_t row_begin,
+                     int64_t row_end);
+  void (*gated_silu)(const GatedSiluParams&, int64_t row_begin,
                      int64_t row_end);
   void (*softcap)(const SoftcapParams&, int64_t begin, int64_t end);
   void (*to_bf16)(const ToBf16Params&, int64_t begin, int64_t end);
@@ -52,6 +61,19 @@ struct CpuKernels {
                           const AttentionPartial& total);
   void (*finish_attention)(const AttentionParams&, const AttentionTile&,
                            const AttentionPartial&);
+  // Heads of a tile that keep the lanes of the path whole.
+  int64_t latent_heads = 16;
+  void (*latent_decode)(const LatentAttentionParams&, const LatentShapes&,
+                        const LatentKeys&, int64_t key_begin, int64_t key_end,
+                        float* out);
+  void (*latent_attend)(const LatentAttentionParams&, const LatentTile&);
+  void (*index_score)(const IndexScoreParams&, const RowShape&,
+                      const IndexTile&);
+  void (*hyper_mix)(const HyperMixParams&, int64_t row_begin, int64_t row_end);
+  void (*hyper_collapse)(const HyperCollapseParams&, int64_t row_begin,
+                         int64_t row_end);
+  void (*hyper_expand)(const HyperExpandParams&, int64_t row_begin,
+                       int64_t row_end);
 };
 
 const CpuKernels& PortableKernels();
@@ -69,7 +91,9 @@ constexpr CpuKernels MakeKernels() {
           .gemm = &GemmCpu<V>,
           .rms_norm = &RmsNormCpu<V>,
           .rope = &RopeCpu<V>,
+          .rope_tail = &RopeTailCpu<V>,
           .gated_gelu = &GatedGeluCpu<V>,
+          .gated_silu = &GatedSiluCpu<V>,
           .softcap = &SoftcapCpu<V>,
           .to_bf16 = &ToBf16Cpu<V>,
           .encode_rows = &EncodeRowsCpu<V>,
@@ -78,7 +102,14 @@ constexpr CpuKernels MakeKernels() {
           .fake_quant_fp8 = &FakeQuantFp8Cpu<V>,
           .attention_split = &AttentionSplitCpu<V>,
           .merge_attention = &MergeAttention<V>,
-          .finish_attention = &FinishAttention<V>};
+          .finish_attention = &FinishAttention<V>,
+          .latent_heads = 16 * V::kGemmGroups,
+          .latent_decode = &LatentDecodeCpu<V>,
+          .latent_attend = &LatentAttendCpu<V>,
+          .index_score = &IndexScoreCpu<V>,
+          .hyper_mix = &HyperMixCpu<V>,
+          .hyper_collapse = &HyperCollapseCpu<V>,
+          .hyper_expand = &HyperExpandCpu<V>};
 }
 
 }  // namespace torpor::kernels

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cassert>
 #include <new>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu_kernels.h"
@@ -64,6 +66,22 @@ class TileMemory {
   AlignedBytes bytes_;
 };
 
+// Floats that live as long as the pool, as many as were ever asked for.
+class Floats {
+ public:
+  float* AtLeast(int64_t n) {
+    if (n > n_) {
+      bytes_.emplace(static_cast<size_t>(n) * sizeof(float));
+      n_ = n;
+    }
+    return reinterpret_cast<float*>(bytes_->get());
+  }
+
+ private:
+  int64_t n_ = 0;
+  std::optional<AlignedBytes> bytes_;
+};
+
 struct SplitRange {
   int64_t begin;
   int64_t end;
@@ -78,6 +96,11 @@ SplitRange SplitsOf(const AttentionTile& tile) {
         std::max(splits.end, (keys.end + kSplitTokens - 1) / kSplitTokens);
   }
   return splits;
+}
+
+LatentShapes ShapesOf(const LatentAttentionParams& p) {
+  return {ShapeOf(p.window_format, p.head_dim, 0),
+          ShapeOf(p.entry_format, p.head_dim, 0)};
 }
 
 std::vector<AttentionTile> TilesOf(const AttentionParams& p) {
@@ -117,7 +140,11 @@ const CpuKernels& KernelsOf(Isa isa) {
 }
 
 struct CpuOps::Impl {
-  Impl(Isa isa, int n_threads) : kernels(KernelsOf(isa)), pool(n_threads) {}
+  Impl(Isa isa, int n_threads)
+      : kernels(KernelsOf(isa)),
+        pool(n_threads),
+        thread_keys(static_cast<size_t>(pool.n_threads())),
+        thread_work(thread_keys.size()) {}
 
   // `n` independent items of `item_elements` elements each, in contiguous runs.
   void Ranges(int64_t n, int64_t item_elements,
@@ -200,8 +227,92 @@ struct CpuOps::Impl {
     }
   }
 
+  // Heads [head, head + n) of a row whose keys are decoded.
+  void AttendHeads(const LatentAttentionParams& p, int64_t row, int64_t head,
+                   int64_t n, const float* decoded, Floats* scratch) {
+    const LatentKeys& keys = p.keys[row];
+    const int64_t n_keys = keys.n_window + keys.n_entries;
+    const int64_t width = (n + 15) / 16 * 16;
+    float* f = scratch->AtLeast(width * (2 * p.head_dim + n_keys + 1));
+    kernels.latent_attend(p, {.row = row,
+                              .head = head,
+                              .n_heads = n,
+                              .n_keys = n_keys,
+                              .decoded = decoded,
+                              .q = f,
+                              .scores = f + 2 * width * p.head_dim,
+                              .inverse = f + width * (2 * p.head_dim + n_keys),
+                              .acc = f + width * p.head_dim});
+  }
+
+  // Many rows: a thread has whole ones.
+  void RowByRow(const LatentAttentionParams& p) {
+    const LatentShapes shapes = ShapesOf(p);
+    pool.ParallelFor(p.n_rows, [&](int64_t row, int thread) {
+      const LatentKeys& keys = p.keys[row];
+      const int64_t n_keys = keys.n_window + keys.n_entries;
+      const auto t = static_cast<size_t>(thread);
+      float* decoded =
+          thread_keys[t].AtLeast(n_keys * (p.head_dim + kLatentPad));
+      kernels.latent_decode(p, shapes, keys, 0, n_keys, decoded);
+      for (int64_t head = 0; head < p.n_heads; head += kernels.latent_heads) {
+        AttendHeads(p, row, head,
+                    std::min(kernels.latent_heads, p.n_heads - head), decoded,
+                    &thread_work[t]);
+      }
+    });
+  }
+
+  // Fewer rows than threads: they share a row's keys, then its heads.
+  void HeadByHead(const LatentAttentionParams& p) {
+    constexpr int64_t kKeysPerTask = 32;
+    const LatentShapes shapes = ShapesOf(p);
+    for (int64_t row = 0; row < p.n_rows; ++row) {
+      const LatentKeys& keys = p.keys[row];
+      const int64_t n_keys = keys.n_window + keys.n_entries;
+      float* decoded =
+          thread_keys[0].AtLeast(n_keys * (p.head_dim + kLatentPad));
+      pool.ParallelFor(
+          (n_keys + kKeysPerTask - 1) / kKeysPerTask, [&](int64_t task, int) {
+            const int64_t begin = task * kKeysPerTask;
+            kernels.latent_decode(p, shapes, keys, begin,
+                                  std::min(begin + kKeysPerTask, n_keys),
+                                  decoded);
+          });
+      pool.ParallelFor((p.n_heads + 15) / 16, [&](int64_t task, int thread) {
+        AttendHeads(p, row, task * 16,
+                    std::min<int64_t>(16, p.n_heads - task * 16), decoded,
+                    &thread_work[static_cast<size_t>(thread)]);
+      });
+    }
+  }
+
+  void IndexScore(const IndexScoreParams& p) {
+    const RowShape shape = ShapeOf(p.key_format, p.dim, 0);
+    std::vector<IndexTile> tiles;
+    for (int64_t row = 0; row < p.n_rows; row += kIndexRows) {
+      const int64_t end = std::min(row + kIndexRows, p.n_rows);
+      const int64_t keys =
+          *std::max_element(p.n_visible + row, p.n_visible + end);
+      for (int64_t key = 0; key < keys; key += kIndexKeys) {
+        tiles.push_back({row, end, key, std::min(key + kIndexKeys, keys)});
+      }
+    }
+    pool.ParallelFor(
+        static_cast<int64_t>(tiles.size()), [&](int64_t i, int thread) {
+          IndexTile tile = tiles[static_cast<size_t>(i)];
+          tile.rows = thread_work[static_cast<size_t>(thread)].AtLeast(
+              (16 + kIndexKeys) * p.dim);
+          tile.keys = tile.rows + 16 * p.dim;
+          kernels.index_score(p, shape, tile);
+        });
+  }
+
   const CpuKernels& kernels;
   ThreadPool pool;
+  // A thread's own; what a row's heads share is the first's.
+  std::vector<Floats> thread_keys;
+  std::vector<Floats> thread_work;
   std::vector<TileMemory> memory;
   int64_t memory_head_dim = 0;
 };
@@ -300,6 +411,52 @@ void CpuOps::Attention(const AttentionParams& params) {
   } else {
     impl_->OneByOne(params, tiles);
   }
+}
+
+void CpuOps::RopeTail(const RopeTailParams& params) {
+  impl_->Ranges(params.n_rows, params.n_heads * params.rope_dim,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.rope_tail(params, begin, end);
+                });
+}
+
+void CpuOps::GatedSilu(const GatedSiluParams& params) {
+  impl_->Ranges(params.n_rows, 4 * params.dim, [&](int64_t begin, int64_t end) {
+    impl_->kernels.gated_silu(params, begin, end);
+  });
+}
+
+void CpuOps::LatentAttention(const LatentAttentionParams& params) {
+  if (params.n_rows < impl_->pool.n_threads()) {
+    impl_->HeadByHead(params);
+  } else {
+    impl_->RowByRow(params);
+  }
+}
+
+void CpuOps::IndexScore(const IndexScoreParams& params) {
+  impl_->IndexScore(params);
+}
+
+void CpuOps::HyperMix(const HyperMixParams& params) {
+  impl_->Ranges(params.n_rows, params.n_streams * params.dim,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.hyper_mix(params, begin, end);
+                });
+}
+
+void CpuOps::HyperCollapse(const HyperCollapseParams& params) {
+  impl_->Ranges(params.n_rows, params.n_streams * params.dim,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.hyper_collapse(params, begin, end);
+                });
+}
+
+void CpuOps::HyperExpand(const HyperExpandParams& params) {
+  impl_->Ranges(params.n_rows, params.n_streams * params.dim,
+                [&](int64_t begin, int64_t end) {
+                  impl_->kernels.hyper_expand(params, begin, end);
+                });
 }
 
 }  // namespace torpor::kernels

@@ -13,7 +13,10 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
+#include "kernels/hyper_connection.h"
+#include "kernels/index_score.h"
 #include "kernels/isa.h"
+#include "kernels/latent_attention.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/row_codec.h"
@@ -35,7 +38,9 @@ class CpuOps {
   void Gemm(const GemmParams& params);
   void RmsNorm(const RmsNormParams& params);
   void Rope(const RopeParams& params);
+  void RopeTail(const RopeTailParams& params);
   void GatedGelu(const GatedGeluParams& params);
+  void GatedSilu(const GatedSiluParams& params);
   void Softcap(const SoftcapParams& params);
   void ToBf16(const ToBf16Params& params);
   void EncodeRows(const EncodeRowsParams& params);
@@ -43,6 +48,11 @@ class CpuOps {
   void DecodeWeights(const DecodeWeightsParams& params);
   void FakeQuantFp8(const FakeQuantFp8Params& params);
   void Attention(const AttentionParams& params);
+  void LatentAttention(const LatentAttentionParams& params);
+  void IndexScore(const IndexScoreParams& params);
+  void HyperMix(const HyperMixParams& params);
+  void HyperCollapse(const HyperCollapseParams& params);
+  void HyperExpand(const HyperExpandParams& params);
 
  private:
   struct Impl;

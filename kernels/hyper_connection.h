@@ -21,10 +21,11 @@ inline constexpr int64_t kMaxStreams = 16;
 
 // From m = projection / sqrt(mean(X^2) + norm_eps), whose parts are
 // [pre | post | comb]:
-//   pre = sigmoid(m scale[0] + base) + eps,  post = 2 sigmoid(m scale[1] +
-//   base) comb = softmax over the last axis of (m scale[2] + base) as [n, n], +
-//   eps; columns divided by their sums (+ eps); then n_iterations - 1 times
-//   rows and columns likewise.
+//   pre  = sigmoid(m scale[0] + base) + eps
+//   post = 2 sigmoid(m scale[1] + base)
+//   comb = softmax over the last axis of (m scale[2] + base) as [n, n], + eps;
+//          columns divided by their sums (+ eps); then n_iterations - 1 times
+//          rows and columns likewise
 struct HyperMixParams {
   // [n_rows, n_streams, dim] f32.
   const float* x = nullptr;

@@ -8,9 +8,10 @@
 //
 // Keys are encoded rows (kernels/row_codec.h), named by pointers: those that
 // are not named are never read. A row's order of operations follows its own
-// lists, window first: a dot product in sixteen partial sums, the maximum over
-// keys and sink, numerators and their sum in ascending order. Rows beside it
-// and threads change nothing (design D9).
+// lists, window first: dot products over ascending channels, the maximum over
+// sink and keys, then the denominator, the sink's term first, and the values in
+// ascending order of keys. Rows beside it and threads change nothing (design
+// D9). Numerators below e^-87 may be 0.
 // Floor: 4 * keys * n_heads * head_dim operations a row; its keys read once.
 
 #ifndef TORPOR_KERNELS_LATENT_ATTENTION_H_

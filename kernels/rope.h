@@ -35,8 +35,8 @@ struct RopeParams {
 void RopeRef(const RopeParams& params);
 
 // Over interleaved pairs of the last rope_dim channels of each head (DeepSeek):
-//   y[2j] = x[2j] cos_j - x[2j + 1] sin_j,  y[2j + 1] = x[2j + 1] cos_j + x[2j]
-//   sin_j
+//   y[2j]     = x[2j] cos_j - x[2j + 1] sin_j
+//   y[2j + 1] = x[2j + 1] cos_j + x[2j] sin_j
 // counted from the first of those channels; inverse negates sin. In f32, in
 // place.
 struct RopeTailParams {

@@ -21,6 +21,10 @@ struct Avx2Simd {
   static constexpr int kScoreRows = 4;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVecs = 2;
+  // The same where lanes are dimensions or keys and rows are heads
+  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
+  static constexpr int kHeadRows = 4;
+  static constexpr int kHeadVecs = 1;
 
   struct F32 {
     __m256 lo, hi;
@@ -105,6 +109,30 @@ struct Avx2Simd {
         _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+
+  static F32 SwapPairs(F32 a) {
+    return {_mm256_permute_ps(a.lo, 0xb1), _mm256_permute_ps(a.hi, 0xb1)};
+  }
+  static void Transpose4(const float* in, int64_t stride, float* out) {
+    for (int half = 0; half < 2; ++half) {
+      // Register i: rows i and i + 4 of this half.
+      const float* rows = in + half * 8 * stride;
+      const auto two = [&](int64_t i) {
+        return _mm256_insertf128_ps(
+            _mm256_castps128_ps256(_mm_loadu_ps(rows + i * stride)),
+            _mm_loadu_ps(rows + (i + 4) * stride), 1);
+      };
+      const __m256 a = _mm256_unpacklo_ps(two(0), two(1));
+      const __m256 b = _mm256_unpackhi_ps(two(0), two(1));
+      const __m256 c = _mm256_unpacklo_ps(two(2), two(3));
+      const __m256 d = _mm256_unpackhi_ps(two(2), two(3));
+      float* to = out + half * 8;
+      _mm256_storeu_ps(to, _mm256_shuffle_ps(a, c, 0x44));
+      _mm256_storeu_ps(to + 16, _mm256_shuffle_ps(a, c, 0xee));
+      _mm256_storeu_ps(to + 32, _mm256_shuffle_ps(b, d, 0x44));
+      _mm256_storeu_ps(to + 48, _mm256_shuffle_ps(b, d, 0xee));
+    }
   }
 
   static F32 DotBf16(F32 acc, U32 a, U32 b) {

@@ -23,6 +23,10 @@ struct Avx512Bf16Simd {
   static constexpr int kScoreRows = 8;
   static constexpr int kValueRows = 4;
   static constexpr int kValueVecs = 4;
+  // The same where lanes are dimensions or keys and rows are heads
+  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
+  static constexpr int kHeadRows = 8;
+  static constexpr int kHeadVecs = 3;
 
   struct F32 {
     __m512 v;
@@ -75,6 +79,30 @@ struct Avx512Bf16Simd {
         _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+
+  static F32 SwapPairs(F32 a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
+  static void Transpose4(const float* in, int64_t stride, float* out) {
+    // Register i: rows i, i + 4, i + 8 and i + 12.
+    const auto four = [&](int64_t i) {
+      const float* row = in + i * stride;
+      __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(row));
+      v = _mm512_insertf32x4(v, _mm_loadu_ps(row + 4 * stride), 1);
+      v = _mm512_insertf32x4(v, _mm_loadu_ps(row + 8 * stride), 2);
+      return _mm512_insertf32x4(v, _mm_loadu_ps(row + 12 * stride), 3);
+    };
+    const __m512 r0 = four(0);
+    const __m512 r1 = four(1);
+    const __m512 r2 = four(2);
+    const __m512 r3 = four(3);
+    const __m512 a = _mm512_unpacklo_ps(r0, r1);
+    const __m512 b = _mm512_unpackhi_ps(r0, r1);
+    const __m512 c = _mm512_unpacklo_ps(r2, r3);
+    const __m512 d = _mm512_unpackhi_ps(r2, r3);
+    _mm512_storeu_ps(out, _mm512_shuffle_ps(a, c, 0x44));
+    _mm512_storeu_ps(out + 16, _mm512_shuffle_ps(a, c, 0xee));
+    _mm512_storeu_ps(out + 32, _mm512_shuffle_ps(b, d, 0x44));
+    _mm512_storeu_ps(out + 48, _mm512_shuffle_ps(b, d, 0xee));
   }
 
   static F32 DotBf16(F32 acc, U32 a, U32 b) {

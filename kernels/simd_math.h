@@ -29,6 +29,15 @@ typename V::F32 Exp(typename V::F32 x) {
   return V::Mul(p, V::Exp2Int(n));
 }
 
+// 1 / (1 + e^-x), less 5e-39 so that it is 0 below -88.3.
+template <class V>
+typename V::F32 Sigmoid(typename V::F32 x) {
+  const auto one = V::Set(1.0f);
+  const auto least = V::Div(one, V::Add(one, Exp<V>(V::Set(__builtin_inff()))));
+  const auto e = Exp<V>(V::Sub(V::Zero(), x));
+  return V::Sub(V::Div(one, V::Add(one, e)), least);
+}
+
 // tanh(x) = 1 - 2 / (1 + e^2x).
 template <class V>
 typename V::F32 Tanh(typename V::F32 x) {

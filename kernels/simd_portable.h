@@ -26,6 +26,10 @@ struct PortableSimd {
   static constexpr int kScoreRows = 2;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVecs = 2;
+  // The same where lanes are dimensions or keys and rows are heads
+  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
+  static constexpr int kHeadRows = 4;
+  static constexpr int kHeadVecs = 1;
 
   struct F32 {
     float v[16];
@@ -112,6 +116,17 @@ struct PortableSimd {
       }
     }
     return a.v[0];
+  }
+
+  // Lanes 2i and 2i + 1 exchanged.
+  static F32 SwapPairs(F32 a) {
+    return Map([&](int i) { return a.v[i ^ 1]; });
+  }
+  // Four columns of sixteen rows, `stride` floats apart: out is [4, 16].
+  static void Transpose4(const float* in, int64_t stride, float* out) {
+    for (int row = 0; row < 16; ++row) {
+      for (int c = 0; c < 4; ++c) out[c * 16 + row] = in[row * stride + c];
+    }
   }
 
   // Two bf16 to a lane, the even one in the low half: acc + lo*lo, then +

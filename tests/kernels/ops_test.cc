@@ -201,6 +201,45 @@ TEST_P(OpsTest, RopeKeepsLengthsAndTurnsByDistance) {
   EXPECT_GT(std::abs(dot_at(10, 7) - dot_at(10, 3)), 1e-4);
 }
 
+TEST_P(OpsTest, RopeTailAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  for (const auto& [head_dim, rope_dim] :
+       std::vector<std::pair<int64_t, int64_t>>{
+           {2, 2}, {32, 32}, {64, 16}, {33, 10}, {100, 50}, {512, 64}}) {
+    const auto inv_freq = RopeInvFreq(10000.0f, rope_dim, 1.0f);
+    constexpr int64_t kRows = 5;
+    std::vector<float> tables(kRows * rope_dim);
+    for (int64_t r = 0; r < kRows; ++r) {
+      RopeTable(inv_freq, 1000 * r + 3, tables.data() + r * rope_dim);
+    }
+    const auto x = RandomFloats(random_, kRows * 3 * head_dim);
+    for (const bool inverse : {false, true}) {
+      auto got = x;
+      auto wanted = x;
+      RopeTailParams p{got.data(), kRows,         3,      head_dim,
+                       rope_dim,   tables.data(), inverse};
+      ops.RopeTail(p);
+      p.x = wanted.data();
+      RopeTailRef(p);
+      EXPECT_TRUE(Near(got, wanted, 1e-6)) << head_dim << ", " << rope_dim;
+      for (size_t i = 0; i < x.size(); ++i) {
+        if (static_cast<int64_t>(i) % head_dim < head_dim - rope_dim) {
+          ASSERT_EQ(got[i], x[i]) << i;
+        }
+      }
+      // The same bits on every path, and back again by the inverse.
+      auto portable = x;
+      p.x = portable.data();
+      CpuOps(Isa::kPortable, 1).RopeTail(p);
+      EXPECT_TRUE(SameBits(got, portable)) << head_dim << ", " << rope_dim;
+      p.x = got.data();
+      p.inverse = !inverse;
+      ops.RopeTail(p);
+      EXPECT_TRUE(Near(got, x, 1e-6)) << head_dim << ", " << rope_dim;
+    }
+  }
+}
+
 TEST_P(OpsTest, GatedGeluAgreesWithTheReference) {
   CpuOps ops(GetParam(), 2);
   for (const int64_t dim : {1, 16, 31, 96, 384}) {
@@ -212,6 +251,52 @@ TEST_P(OpsTest, GatedGeluAgreesWithTheReference) {
     ops.GatedGelu({in.data(), 7, dim, got.data(), DType::kF32});
     GatedGeluRef({in.data(), 7, dim, wanted.data(), DType::kF32});
     EXPECT_TRUE(Near(got, wanted, 1e-6)) << dim;
+  }
+}
+
+TEST_P(OpsTest, GatedSiluAgreesWithTheReference) {
+  CpuOps ops(GetParam(), 2);
+  for (const int64_t dim : {1, 16, 31, 96, 384}) {
+    auto in = RandomFloats(random_, 7 * 2 * dim, 4.0f);
+    in[0] = 1e30f;
+    in[dim] = -60.0f;
+    in[2 * dim] = -1e30f;
+    in[4 * dim] = -60.0f;
+    in[5 * dim] = 1e30f;
+    const auto weights = RandomFloats(random_, 7);
+    for (const float limit : {0.0f, 7.5f}) {
+      // What is not clamped may overflow, as in the reference.
+      for (const float* with :
+           {static_cast<const float*>(nullptr), weights.data()}) {
+        std::vector<float> got(7 * dim, kNan);
+        std::vector<float> wanted(7 * dim);
+        GatedSiluParams p{in.data(), 7,          dim,        limit,
+                          with,      got.data(), DType::kF32};
+        ops.GatedSilu(p);
+        p.out = wanted.data();
+        GatedSiluRef(p);
+        for (int64_t r = 0; r < 7; ++r) {
+          EXPECT_TRUE(Near(std::span(got).subspan(r * dim, dim),
+                           std::span(wanted).subspan(r * dim, dim), 1e-6))
+              << dim << ", limit " << limit << ", row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(OpsTest, GatedSiluRoundsAndKeepsNan) {
+  CpuOps ops(GetParam(), 1);
+  auto in = RandomFloats(random_, 3 * 2 * 20);
+  in[5] = kNan;
+  in[2 * 40 + 20 + 19] = kNan;
+  std::vector<float> wide(3 * 20);
+  std::vector<Bf16> narrow(3 * 20);
+  ops.GatedSilu({in.data(), 3, 20, 2.0f, nullptr, wide.data(), DType::kF32});
+  ops.GatedSilu({in.data(), 3, 20, 2.0f, nullptr, narrow.data(), DType::kBf16});
+  EXPECT_EQ(narrow, ToBf16s(wide));
+  for (size_t i = 0; i < wide.size(); ++i) {
+    EXPECT_EQ(std::isnan(wide[i]), i == 5 || i == 59) << i;
   }
 }
 
@@ -244,6 +329,29 @@ TEST_P(OpsTest, Bf16RoundsToNearestEvenAndKeepsNan) {
   EXPECT_EQ(got, wanted);
   EXPECT_EQ(ToFloat(ToBf16(1.00390625f)), 1.0f);       // tie to even, down
   EXPECT_EQ(ToFloat(ToBf16(1.01171875f)), 1.015625f);  // tie to even, up
+}
+
+TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
+  const YarnParams yarn{.factor = 16.0,
+                        .beta_fast = 32.0,
+                        .beta_slow = 1.0,
+                        .original_positions = 65536};
+  const auto plain = RopeInvFreq(160000.0f, 64, 1.0f);
+  const auto got = YarnInvFreq(160000.0, 64, yarn);
+  ASSERT_EQ(got.size(), plain.size());
+  // Pair j turns 65536 / (2 pi 160000^(2j / 64)) times: 32 times at j = 15.47,
+  // once at 24.70, so that pairs up to 15 stay and those from 25 are divided.
+  for (size_t j = 0; j < plain.size(); ++j) {
+    const float share = got[j] / plain[j];
+    if (j <= 15) {
+      EXPECT_EQ(share, 1.0f) << j;
+    } else if (j >= 25) {
+      EXPECT_FLOAT_EQ(share, 1.0f / 16.0f) << j;
+    } else {
+      const float ramp = (static_cast<float>(j) - 15.0f) / 10.0f;
+      EXPECT_FLOAT_EQ(share, 1.0f - ramp + ramp / 16.0f) << j;
+    }
+  }
 }
 
 TEST(IsaTest, NamesParseAndUnknownOnesAreRefused) {

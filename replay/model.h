@@ -56,7 +56,8 @@ class Sequence {
   virtual absl::Status ImportRows(uint32_t slot, uint64_t row_begin,
                                   std::span<const uint8_t> bytes) = 0;
   // The bytes of rows that were written or imported and are still held; the
-  // same bytes that ImportRows takes.
+  // same bytes that ImportRows takes. kInvalidArgument for another slot or
+  // size; kOutOfRange for rows that are not held.
   virtual absl::Status ExportRows(uint32_t slot, Rows rows,
                                   std::span<uint8_t> out) const = 0;
   // Bytes of memory held now.
@@ -85,10 +86,10 @@ struct Segment {
 };
 
 struct ForwardOptions {
-  // Sees the inputs of each layer: rows [row_begin, + rows) of segment
-  // `segment`, [rows, stream_size] f32. Null as a rule.
+  // Sees the inputs of each layer, and may change them: rows from `row_begin`
+  // of segment `segment` on, [rows, stream_size] f32. Null as a rule.
   std::function<void(uint32_t layer, size_t segment, uint64_t row_begin,
-                     std::span<const float> rows)>
+                     std::span<float> rows)>
       on_layer_input;
   // Polled between layers; true stops the forward with kCancelled.
   std::function<bool()> cancelled;

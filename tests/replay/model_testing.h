@@ -30,6 +30,7 @@ class MemoryRows final : public CompactKvReader {
   absl::Status ReadRows(uint32_t slot, Rows rows,
                         std::span<uint8_t> out) override {
     ++reads;
+    log.emplace_back(slot, rows);
     const std::vector<uint8_t>& bytes = slots.at(slot);
     const size_t row_bytes = out.size() / rows.size();
     if (rows.end * row_bytes > bytes.size()) {
@@ -42,7 +43,36 @@ class MemoryRows final : public CompactKvReader {
 
   std::map<uint32_t, std::vector<uint8_t>> slots;
   int reads = 0;
+  // What was read, in order.
+  std::vector<std::pair<uint32_t, Rows>> log;
 };
+
+// Rows [begin, end) of a timeline; no logits. Every segment of the tests is
+// made here.
+inline Segment SegmentOf(Sequence* sequence, std::span<const uint32_t> ids,
+                         uint64_t begin, uint64_t end) {
+  Segment segment;
+  segment.sequence = sequence;
+  segment.begin = begin;
+  segment.ids = ids.subspan(begin, end - begin);
+  segment.logits_begin = end;
+  return segment;
+}
+
+// The compact rows of the first `n_tokens` tokens, as a suspend stores them.
+inline absl::StatusOr<MemoryRows> CompactRowsOf(const ModelLayout& layout,
+                                                const Sequence& sequence,
+                                                uint64_t n_tokens) {
+  MemoryRows rows;
+  for (const uint32_t index : layout.CompactSlots()) {
+    const Slot& slot = layout.slots[index];
+    const uint64_t n = n_tokens / slot.tokens_per_row;
+    std::vector<uint8_t>& bytes = rows.slots[index];
+    bytes.resize(n * slot.row_bytes);
+    TORPOR_RETURN_IF_ERROR(sequence.ExportRows(index, {0, n}, bytes));
+  }
+  return rows;
+}
 
 // A session on one sequence of a model.
 class TestSession {
@@ -56,25 +86,14 @@ class TestSession {
                                          const ForwardOptions& options = {}) {
     const uint64_t begin = ids_.size();
     ids_.insert(ids_.end(), ids.begin(), ids.end());
-    Segment segment;
-    segment.sequence = sequence_.get();
-    segment.begin = begin;
-    segment.ids = std::span(ids_).subspan(begin);
-    segment.history = std::span(ids_).first(begin);
+    Segment segment = SegmentOf(sequence_.get(), ids_, begin, ids_.size());
     segment.logits_begin = ids_.size() - n_logits;
     return RunTokens(model_, segment, chunk, options);
   }
 
   // What a suspend would store: compact rows of every token.
   absl::StatusOr<MemoryRows> Compact() const {
-    MemoryRows rows;
-    for (const uint32_t slot : model_->layout().CompactSlots()) {
-      auto& bytes = rows.slots[slot];
-      bytes.resize(ids_.size() * model_->layout().slots[slot].row_bytes);
-      TORPOR_RETURN_IF_ERROR(
-          sequence_->ExportRows(slot, {0, ids_.size()}, bytes));
-    }
-    return rows;
+    return CompactRowsOf(model_->layout(), *sequence_, ids_.size());
   }
 
   absl::StatusOr<WindowState> Window() const {

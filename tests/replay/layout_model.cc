@@ -213,12 +213,17 @@ class LayoutModel final : public Model {
   void LookUp(const Segment& segment, uint64_t first,
               std::vector<float>* x) const {
     for (uint64_t pos = first; pos < End(segment); ++pos) {
-      const uint32_t* id = segment.ids.data() + (pos - segment.begin);
+      const auto id = [&](uint64_t at) {
+        return at >= segment.begin
+                   ? segment.ids[at - segment.begin]
+                   : segment.history[segment.history.size() -
+                                     (segment.begin - at)];
+      };
       for (uint64_t back = 0; back <= std::min(o_.id_lookback, pos); ++back) {
         if (o_.id_lookback == 0) break;
         for (uint32_t j = 0; j < kHidden; ++j) {
           (*x)[(pos - segment.begin) * kHidden + j] +=
-              Weight(1, *(id - back), j, back);
+              Weight(1, id(pos - back), j, back);
         }
       }
     }

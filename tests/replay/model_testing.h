@@ -55,6 +55,7 @@ inline Segment SegmentOf(Sequence* sequence, std::span<const uint32_t> ids,
   segment.sequence = sequence;
   segment.begin = begin;
   segment.ids = ids.subspan(begin, end - begin);
+  segment.history = ids.first(begin);
   segment.logits_begin = end;
   return segment;
 }

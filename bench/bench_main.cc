@@ -47,8 +47,7 @@ constexpr std::array kCommands = {
             AddResumeCommand},
     Command{"replay", "Replay alone, in process, against a prefill",
             AddReplayCommand},
-    Command{"kernels", "Row codecs against memcpy, every path",
-            AddKernelsCommand},
+    Command{"kernels", "Codecs and attention, every path", AddKernelsCommand},
     Command{"peer", "Prefill and decode against llama.cpp", AddPeerCommand},
 };
 

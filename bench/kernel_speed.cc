@@ -12,6 +12,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "bench/attention_speed.h"
+#include "bench/table.h"
 #include "kernels/bf16.h"
 #include "kernels/cpu_ops.h"
 #include "kernels/row_codec.h"
@@ -194,9 +196,27 @@ absl::StatusOr<std::vector<LimitRow>> MeasureCodecs(
   return rows;
 }
 
+namespace {
+
+// Rows of queries a second and layer beside the rates.
+std::string TokensTable(const std::vector<AttentionSpeed>& speeds) {
+  std::vector<std::vector<std::string>> table = {{"", "tokens/s of a layer"}};
+  for (const AttentionSpeed& speed : speeds) {
+    table.push_back(
+        {speed.row.what, absl::StrFormat("%.0f", speed.tokens_per_second)});
+  }
+  return AlignedTable(table);
+}
+
+}  // namespace
+
 RunBenchmark AddKernelsCommand(CLI::App* app, const Common* common) {
   auto options = std::make_shared<KernelSpeedOptions>();
   app->add_option("--rounds", options->rounds, "Interleaved rounds")
+      ->check(CLI::Range(1, 1001))
+      ->capture_default_str();
+  app->add_option("--attention-rounds", options->attention_rounds,
+                  "The same of attention and index scores")
       ->check(CLI::Range(1, 1001))
       ->capture_default_str();
   app->add_option("--batch-kib", options->batch_kib, "Of the f32 rows, KiB")
@@ -204,13 +224,22 @@ RunBenchmark AddKernelsCommand(CLI::App* app, const Common* common) {
       ->capture_default_str();
   return [options, common]() -> absl::StatusOr<Result> {
     options->seed = common->seed;
-    TORPOR_ASSIGN_OR_RETURN(const std::vector<LimitRow> rows,
+    TORPOR_ASSIGN_OR_RETURN(std::vector<LimitRow> rows,
                             MeasureCodecs(*options));
+    TORPOR_ASSIGN_OR_RETURN(
+        const std::vector<AttentionSpeed> attention,
+        MeasureAttention(
+            {.rounds = options->attention_rounds, .seed = options->seed}));
     Result result;
+    for (const AttentionSpeed& speed : attention) {
+      rows.push_back(speed.row);
+      result.json["tokens_per_second"][speed.row.what] =
+          speed.tokens_per_second;
+    }
     result.json["rows"] = LimitsJson(rows);
     result.json["batch_kib"] = options->batch_kib;
-    result.text = LimitTable(rows);
-    result.page = SvgPage("Row codecs against memcpy");
+    result.text = LimitTable(rows) + "\n" + TokensTable(attention);
+    result.page = SvgPage("Row codecs and attention");
     result.page.Add(LimitsPlot(rows));
     result.holds = AllHold(rows);
     return result;

@@ -18,6 +18,7 @@ namespace torpor::bench {
 struct KernelSpeedOptions {
   // Interleaved rounds; medians are given.
   int rounds = 51;
+  int attention_rounds = 11;
   // Of the batch's f32 rows.
   int64_t batch_kib = 512;
   uint64_t seed = 1;

@@ -17,7 +17,7 @@ namespace torpor::kernels {
 // Rows and keys of a tile, at most: enough rows to make the keys' decoding
 // small beside their products, keys that stay in the second-level cache.
 inline constexpr int64_t kIndexRows = 32;
-inline constexpr int64_t kIndexKeys = 192;
+inline constexpr int64_t kIndexKeys = 256;
 
 // Rows [row_begin, row_end) x keys [key_begin, key_end): the last is one that
 // a row of these sees.
@@ -47,8 +47,8 @@ class IndexTileRunner {
   }
 
  private:
-  static constexpr int kHeads = V::kHeadRows;
-  static constexpr int kVecs = V::kHeadVecs;
+  static constexpr int kHeads = V::kValueRows;
+  static constexpr int kVecs = V::kValueVecs;
   static_assert(kIndexKeys % (16 * kVecs) == 0, "whole panels make a tile");
 
   // Lanes after the last key are zeros.

@@ -30,7 +30,7 @@ struct LatentShapes {
 inline constexpr int64_t kLatentPad = 16;
 
 // Keys whose values pass over all heads at once.
-inline constexpr int64_t kLatentKeyBlock = 64;
+inline constexpr int64_t kLatentKeyBlock = 128;
 
 // Some heads of one row. Pointers are to memory of this run alone but for
 // `decoded`; `heads` is n_heads rounded up to a multiple of 16.
@@ -80,6 +80,7 @@ class LatentTileRunner {
                                               : ScoresOf<1>(group);
     }
     for (int64_t head = 0; head < t_.n_heads; head += 16) Numerators(head);
+    for (int64_t i = 0; i < width_ * dim_; ++i) t_.acc[i] = 0.0f;
     for (int64_t key = 0; key < t_.n_keys; key += kLatentKeyBlock) {
       const int64_t left = t_.n_keys - key;
       Values(key, left < kLatentKeyBlock ? t_.n_keys : key + kLatentKeyBlock);
@@ -89,8 +90,8 @@ class LatentTileRunner {
 
  private:
   static constexpr int kGroups = V::kGemmGroups;
-  static constexpr int kRows = V::kHeadRows;
-  static constexpr int kVecs = V::kHeadVecs;
+  static constexpr int kRows = V::kValueRows;
+  static constexpr int kVecs = V::kValueVecs;
   static_assert(16 % kRows == 0, "whole tiles make sixteen heads");
 
   int64_t Offset(int64_t head) const {
@@ -191,15 +192,13 @@ class LatentTileRunner {
     }
   }
 
-  // acc += sum over keys [begin, end), ascending; the first block starts it.
+  // acc += sum over keys [begin, end), ascending.
   template <int N>
   void ValueTile(int64_t begin, int64_t end, int64_t channel, int64_t head) {
     float* out = t_.acc + head * dim_ + channel;
     typename V::F32 acc[kRows][N];
     for (int r = 0; r < kRows; ++r) {
-      for (int n = 0; n < N; ++n) {
-        acc[r][n] = begin == 0 ? V::Zero() : V::Load(out + r * dim_ + n * 16);
-      }
+      for (int n = 0; n < N; ++n) acc[r][n] = V::Load(out + r * dim_ + n * 16);
     }
     for (int64_t k = begin; k < end; ++k) {
       typename V::F32 value[N];

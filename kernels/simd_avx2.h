@@ -17,14 +17,11 @@ struct Avx2Simd {
   // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
   static constexpr int kGemmRows = 4;
   static constexpr int kGemmGroups = 1;
-  // The same for attention (kernels/attention_cpu.h).
+  // The same for attention (kernels/attention_cpu.h); the last two wherever
+  // rows of numbers meet vectors (kernels/latent_attention_cpu.h).
   static constexpr int kScoreRows = 4;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVecs = 2;
-  // The same where lanes are dimensions or keys and rows are heads
-  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
-  static constexpr int kHeadRows = 4;
-  static constexpr int kHeadVecs = 1;
 
   struct F32 {
     __m256 lo, hi;

@@ -19,14 +19,11 @@ struct Avx512Bf16Simd {
   // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
   static constexpr int kGemmRows = 12;
   static constexpr int kGemmGroups = 2;
-  // The same for attention (kernels/attention_cpu.h).
+  // The same for attention (kernels/attention_cpu.h); the last two wherever
+  // rows of numbers meet vectors (kernels/latent_attention_cpu.h).
   static constexpr int kScoreRows = 8;
   static constexpr int kValueRows = 4;
   static constexpr int kValueVecs = 4;
-  // The same where lanes are dimensions or keys and rows are heads
-  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
-  static constexpr int kHeadRows = 8;
-  static constexpr int kHeadVecs = 3;
 
   struct F32 {
     __m512 v;

@@ -22,17 +22,15 @@ struct PortableSimd {
   // Tile of a GEMM that fits this path's registers (kernels/gemm_cpu.h).
   static constexpr int kGemmRows = 4;
   static constexpr int kGemmGroups = 1;
-  // The same for attention (kernels/attention_cpu.h).
+  // The same for attention (kernels/attention_cpu.h); the last two wherever
+  // rows of numbers meet vectors (kernels/latent_attention_cpu.h).
   static constexpr int kScoreRows = 2;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVecs = 2;
-  // The same where lanes are dimensions or keys and rows are heads
-  // (kernels/latent_attention_cpu.h, kernels/index_score_cpu.h).
-  static constexpr int kHeadRows = 4;
-  static constexpr int kHeadVecs = 1;
 
+  // A vector of the compiler, which keeps those in registers but not arrays.
   struct F32 {
-    float v[16];
+    float v __attribute__((vector_size(64)));
   };
   struct U32 {
     uint32_t v[16];
@@ -46,44 +44,28 @@ struct PortableSimd {
   }
 
   static F32 Zero() { return Set(0.0f); }
-  static F32 Set(float x) {
-    return Map([&](int) { return x; });
-  }
+  static F32 Set(float x) { return {x - decltype(F32::v){}}; }
   static F32 Load(const float* p) {
     F32 out;
-    std::memcpy(out.v, p, sizeof(out.v));
+    std::memcpy(&out.v, p, sizeof(out.v));
     return out;
   }
-  static void Store(F32 a, float* p) { std::memcpy(p, a.v, sizeof(a.v)); }
+  static void Store(F32 a, float* p) { std::memcpy(p, &a.v, sizeof(a.v)); }
   static U32 LoadU32(const uint32_t* p) {
     U32 out;
     std::memcpy(out.v, p, sizeof(out.v));
     return out;
   }
 
-  static F32 Add(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static F32 Sub(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] - b.v[i]; });
-  }
-  static F32 Mul(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] * b.v[i]; });
-  }
-  static F32 Div(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] / b.v[i]; });
-  }
+  static F32 Add(F32 a, F32 b) { return {a.v + b.v}; }
+  static F32 Sub(F32 a, F32 b) { return {a.v - b.v}; }
+  static F32 Mul(F32 a, F32 b) { return {a.v * b.v}; }
+  static F32 Div(F32 a, F32 b) { return {a.v / b.v}; }
   // a * b + c.
-  static F32 Fma(F32 a, F32 b, F32 c) {
-    return Map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
-  }
+  static F32 Fma(F32 a, F32 b, F32 c) { return {a.v * b.v + c.v}; }
   // The second operand where either is NaN.
-  static F32 Max(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static F32 Min(F32 a, F32 b) {
-    return Map([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-  }
+  static F32 Max(F32 a, F32 b) { return {a.v > b.v ? a.v : b.v}; }
+  static F32 Min(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
   // Nearest integer, ties to even; |a| < 2^31.
   static F32 Round(F32 a) {
     return Map([&](int i) { return __builtin_rintf(a.v[i]); });

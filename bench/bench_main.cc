@@ -26,6 +26,7 @@
 #include "bench/resume.h"
 #include "bench/rig.h"
 #include "bench/scale.h"
+#include "bench/size.h"
 #include "bench/store_limits.h"
 
 namespace torpor::bench {
@@ -37,6 +38,8 @@ constexpr std::array kCommands = {
             AddLimitsCommand},
     Command{"store", "The store against the disk and memory below it",
             AddStoreCommand},
+    Command{"size", "Bytes a token of a sleeping session, layout and disk",
+            AddSizeCommand},
     Command{"plane", "Rows between client and daemon, gRPC and shared memory",
             AddPlaneCommand},
     Command{"rig", "Sessions of any layout that sleep and wake at once",

@@ -20,6 +20,7 @@
 #include "bench/rig_report.h"
 #include "bench/scale.h"
 #include "bench/scale_report.h"
+#include "bench/size.h"
 #include "bench/synthetic.h"
 #include "tests/e2e/process.h"
 #include "tests/testing/status_matchers.h"
@@ -172,6 +173,45 @@ TEST_F(BenchTest, ReplayRebuildsTheSameWindow) {
   }
 }
 
+SizeOptions SmallSession() {
+  SizeOptions options;
+  options.config =
+      std::string(TORPOR_ORACLES_DIR) + "/configs/DeepSeek-V4.1-Flash.json";
+  options.n_tokens = 8'192;
+  return options;
+}
+
+TEST_F(BenchTest, ASleepingSessionTakesWhatItsLayoutSays) {
+  const SizeOptions options = SmallSession();
+  ASSERT_OK_AND_ASSIGN(const SizeResult result,
+                       MeasureSize(options, ThisCommon()));
+  EXPECT_EQ(result.compact.row_bytes, 890U * 8'192);
+  EXPECT_EQ(result.all.row_bytes, 22'010U * 8'192);
+  EXPECT_EQ(result.compact.token_bytes, 4U * 8'192);
+  // 40 layers, 5 rows of 528 B and a digest each.
+  EXPECT_GE(result.compact.witness_bytes, 40U * (5 * 528 + 16));
+  EXPECT_GE(result.compact.witness_page_bytes, result.compact.witness_bytes);
+  // What quotas are held against is what the file takes, within its small
+  // tables.
+  EXPECT_NEAR(result.compact.accounted_bytes, result.compact.page_bytes,
+              20 * 4'096);
+  EXPECT_LT(result.compact.overhead(), 0.02);
+  EXPECT_LT(result.all.overhead(), 0.02);
+  EXPECT_TRUE(result.Holds());
+  const Result report = ReportOf(options, result);
+  EXPECT_NEAR(report.json["ratio"].get<double>(), 24.7, 0.5);
+}
+
+TEST_F(BenchTest, SizeFindsOneWrongByte) {
+  SizeOptions options = SmallSession();
+  options.n_tokens = 100;
+  ASSERT_OK_AND_ASSIGN(const replay::ModelLayout layout,
+                       LayoutOf(options.config, options.kv_dtype));
+  options.wrong_slot = layout.CompactSlots().front();
+  EXPECT_EQ(MeasureSize(options, ThisCommon()).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
 TEST_F(BenchTest, RowsFollowFromTheirKeyAlone) {
   std::vector<uint8_t> rows(10 * 68);
   FillRows(5, 68, 3, rows);
@@ -244,7 +284,8 @@ TEST_F(BenchTest, TorporBenchNamesWhatItDoesNotKnow) {
   const e2e::Finished help =
       e2e::RunToEnd({e2e::TorporPath(), "bench", "--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* name : {"store", "rig", "scale", "resume", "replay"}) {
+  for (const char* name :
+       {"store", "size", "rig", "scale", "resume", "replay"}) {
     EXPECT_THAT(help.out, HasSubstr(name));
   }
   const e2e::Finished unknown =

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/command.h"
+#include "bench/error_study.h"
 #include "bench/limits.h"
 #include "bench/machine.h"
 #include "bench/peer.h"
@@ -49,6 +50,8 @@ constexpr std::array kCommands = {
             AddResumeCommand},
     Command{"replay", "Replay alone, in process, against a prefill",
             AddReplayCommand},
+    Command{"error", "How wrong bounded wakes are, on models that run here",
+            AddErrorCommand},
     Command{"peer", "Prefill and decode against llama.cpp", AddPeerCommand},
 };
 
@@ -82,7 +85,8 @@ absl::Status Publish(const Command& command, const Flags& flags,
   const std::filesystem::path dir = flags.out_dir;
   std::error_code error;
   std::filesystem::create_directories(dir, error);
-  const std::string name = command.name;
+  const std::string name =
+      result.file_name.empty() ? command.name : result.file_name;
   TORPOR_RETURN_IF_ERROR(Write(dir / (name + ".json"), json));
   TORPOR_RETURN_IF_ERROR(
       Write(dir / (name + ".svg"),
@@ -101,8 +105,13 @@ absl::StatusOr<bool> RunOne(const Command& command, const Flags& flags,
   // As it is before the run loads it.
   const Machine machine = ThisMachine(flags.commit);
   TORPOR_ASSIGN_OR_RETURN(Result result, run());
-  const bool holds = result.holds;
-  TORPOR_RETURN_IF_ERROR(Publish(command, flags, machine, std::move(result)));
+  std::vector<Result> results = std::move(result.further);
+  results.insert(results.begin(), std::move(result));
+  bool holds = true;
+  for (Result& one : results) {
+    holds = holds && one.holds;
+    TORPOR_RETURN_IF_ERROR(Publish(command, flags, machine, std::move(one)));
+  }
   return holds;
 }
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/command.h"
+#include "bench/error_study.h"
 #include "bench/kernel_speed.h"
 #include "bench/limits.h"
 #include "bench/machine.h"
@@ -27,6 +28,7 @@
 #include "bench/resume.h"
 #include "bench/rig.h"
 #include "bench/scale.h"
+#include "bench/size.h"
 #include "bench/store_limits.h"
 
 namespace torpor::bench {
@@ -38,6 +40,8 @@ constexpr std::array kCommands = {
             AddLimitsCommand},
     Command{"store", "The store against the disk and memory below it",
             AddStoreCommand},
+    Command{"size", "Bytes a token of a sleeping session, layout and disk",
+            AddSizeCommand},
     Command{"plane", "Rows between client and daemon, gRPC and shared memory",
             AddPlaneCommand},
     Command{"rig", "Sessions of any layout that sleep and wake at once",
@@ -48,6 +52,8 @@ constexpr std::array kCommands = {
     Command{"replay", "Replay alone, in process, against a prefill",
             AddReplayCommand},
     Command{"kernels", "Codecs and attention, every path", AddKernelsCommand},
+    Command{"error", "How wrong bounded wakes are, on models that run here",
+            AddErrorCommand},
     Command{"peer", "Prefill and decode against llama.cpp", AddPeerCommand},
 };
 
@@ -81,7 +87,8 @@ absl::Status Publish(const Command& command, const Flags& flags,
   const std::filesystem::path dir = flags.out_dir;
   std::error_code error;
   std::filesystem::create_directories(dir, error);
-  const std::string name = command.name;
+  const std::string name =
+      result.file_name.empty() ? command.name : result.file_name;
   TORPOR_RETURN_IF_ERROR(Write(dir / (name + ".json"), json));
   TORPOR_RETURN_IF_ERROR(
       Write(dir / (name + ".svg"),
@@ -100,8 +107,13 @@ absl::StatusOr<bool> RunOne(const Command& command, const Flags& flags,
   // As it is before the run loads it.
   const Machine machine = ThisMachine(flags.commit);
   TORPOR_ASSIGN_OR_RETURN(Result result, run());
-  const bool holds = result.holds;
-  TORPOR_RETURN_IF_ERROR(Publish(command, flags, machine, std::move(result)));
+  std::vector<Result> results = std::move(result.further);
+  results.insert(results.begin(), std::move(result));
+  bool holds = true;
+  for (Result& one : results) {
+    holds = holds && one.holds;
+    TORPOR_RETURN_IF_ERROR(Publish(command, flags, machine, std::move(one)));
+  }
   return holds;
 }
 

@@ -13,6 +13,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/svg.h"
@@ -42,6 +44,10 @@ struct Result {
   SvgPage page{""};
   // False when something that must hold does not: a non-zero exit.
   bool holds = true;
+  // Of its JSON and SVG; empty = the benchmark's name.
+  std::string file_name;
+  // Published after it, each in files of its own.
+  std::vector<Result> further;
 };
 
 using RunBenchmark = std::function<absl::StatusOr<Result>()>;

@@ -188,6 +188,50 @@ absl::StatusOr<std::vector<FileRange>> RowRanges(const std::string& data_dir) {
   return SlotMajor(records);
 }
 
+absl::StatusOr<uint64_t> ReachablePageBytes(const std::string& data_dir) {
+  MDB_env* env = nullptr;
+  int rc = mdb_env_create(&env);
+  if (rc != 0) return Failed("lmdb", mdb_strerror(rc));
+  const std::unique_ptr<MDB_env, void (*)(MDB_env*)> closes(env, mdb_env_close);
+  MDB_txn* txn = nullptr;
+  MDB_dbi names = 0;
+  MDB_cursor* cursor = nullptr;
+  MDB_stat stat;
+  rc = mdb_env_set_maxdbs(env, kMaxTables);
+  if (rc == 0) {
+    rc = mdb_env_open(env, data_dir.c_str(), MDB_RDONLY | MDB_NOLOCK, 0);
+  }
+  if (rc == 0) rc = mdb_txn_begin(env, nullptr, MDB_RDONLY, &txn);
+  if (rc == 0) rc = mdb_dbi_open(txn, nullptr, 0, &names);
+  if (rc == 0) rc = mdb_stat(txn, names, &stat);
+  if (rc == 0) rc = mdb_cursor_open(txn, names, &cursor);
+  constexpr uint64_t kHeadPages = 2;
+  uint64_t bytes = 0;
+  const auto add = [&] {
+    bytes +=
+        (stat.ms_branch_pages + stat.ms_leaf_pages + stat.ms_overflow_pages) *
+        stat.ms_psize;
+  };
+  if (rc == 0) {
+    bytes = kHeadPages * stat.ms_psize;
+    add();
+  }
+  MDB_val key;
+  // The unnamed table's keys are the tables' names.
+  while (rc == 0 &&
+         (rc = mdb_cursor_get(cursor, &key, nullptr, MDB_NEXT)) == 0) {
+    const std::string name(static_cast<const char*>(key.mv_data), key.mv_size);
+    MDB_dbi table = 0;
+    rc = mdb_dbi_open(txn, name.c_str(), 0, &table);
+    if (rc == 0) rc = mdb_stat(txn, table, &stat);
+    if (rc == 0) add();
+  }
+  if (cursor != nullptr) mdb_cursor_close(cursor);
+  if (txn != nullptr) mdb_txn_abort(txn);
+  if (rc != MDB_NOTFOUND) return Failed("lmdb " + data_dir, mdb_strerror(rc));
+  return bytes;
+}
+
 absl::Status RawRead(const std::string& path, std::span<const FileRange> ranges,
                      std::span<uint8_t> buffer) {
   const Descriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));

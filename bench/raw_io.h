@@ -34,6 +34,11 @@ struct FileRange {
 // has it open.
 absl::StatusOr<std::vector<FileRange>> RowRanges(const std::string& data_dir);
 
+// Bytes of all pages that are reachable in data_dir's data.mdb: every table's
+// branch, leaf and overflow pages and the two of the file's head; free pages
+// are not. REQUIRES: no store has it open.
+absl::StatusOr<uint64_t> ReachablePageBytes(const std::string& data_dir);
+
 // Reads the ranges one after the other with pread.
 absl::Status RawRead(const std::string& path, std::span<const FileRange> ranges,
                      std::span<uint8_t> buffer);

@@ -3,13 +3,13 @@
 #include "bench/replay_speed.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "bench/lab_session.h"
 #include "bench/load.h"
 #include "bench/table.h"
 #include "replay/replayer.h"
@@ -18,42 +18,6 @@ namespace torpor::bench {
 namespace {
 
 using Case = ReplaySpeedResult::Case;
-
-// The compact rows of a sequence, as a store would hold them.
-class KeptRows final : public replay::CompactKvReader {
- public:
-  static absl::StatusOr<std::unique_ptr<KeptRows>> Of(
-      const replay::ModelLayout& layout, const replay::Sequence& sequence,
-      uint64_t n_tokens) {
-    auto out = std::make_unique<KeptRows>();
-    out->rows_.resize(layout.slots.size());
-    for (const uint32_t index : layout.CompactSlots()) {
-      const replay::Slot& slot = layout.slots[index];
-      Rows& rows = out->rows_[index];
-      rows.row_bytes = slot.row_bytes;
-      const uint64_t n = n_tokens / slot.tokens_per_row;
-      rows.bytes.resize(n * slot.row_bytes);
-      TORPOR_RETURN_IF_ERROR(
-          sequence.ExportRows(index, {0, n}, std::span(rows.bytes)));
-    }
-    return out;
-  }
-
-  absl::Status ReadRows(uint32_t slot, replay::Rows rows,
-                        std::span<uint8_t> out) override {
-    const Rows& kept = rows_[slot];
-    std::memcpy(out.data(), kept.bytes.data() + rows.begin * kept.row_bytes,
-                out.size());
-    return absl::OkStatus();
-  }
-
- private:
-  struct Rows {
-    uint64_t row_bytes = 0;
-    std::vector<uint8_t> bytes;
-  };
-  std::vector<Rows> rows_;
-};
 
 // Share of bytes in which two windows differ; 1 when they hold other rows.
 double Different(const replay::WindowState& a, const replay::WindowState& b) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sodium.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,12 +15,17 @@
 #include <string>
 #include <vector>
 
+#include "bench/divergence.h"
+#include "bench/error_parts.h"
+#include "bench/error_study.h"
+#include "bench/error_study_report.h"
 #include "bench/replay_speed.h"
 #include "bench/resume.h"
 #include "bench/rig.h"
 #include "bench/rig_report.h"
 #include "bench/scale.h"
 #include "bench/scale_report.h"
+#include "bench/size.h"
 #include "bench/synthetic.h"
 #include "tests/e2e/process.h"
 #include "tests/testing/status_matchers.h"
@@ -172,6 +178,151 @@ TEST_F(BenchTest, ReplayRebuildsTheSameWindow) {
   }
 }
 
+SizeOptions SmallSession() {
+  SizeOptions options;
+  options.config =
+      std::string(TORPOR_ORACLES_DIR) + "/configs/DeepSeek-V4.1-Flash.json";
+  options.n_tokens = 8'192;
+  return options;
+}
+
+TEST_F(BenchTest, ASleepingSessionTakesWhatItsLayoutSays) {
+  const SizeOptions options = SmallSession();
+  ASSERT_OK_AND_ASSIGN(const SizeResult result,
+                       MeasureSize(options, ThisCommon()));
+  EXPECT_EQ(result.compact.row_bytes, 890U * 8'192);
+  EXPECT_EQ(result.all.row_bytes, 22'010U * 8'192);
+  EXPECT_EQ(result.compact.token_bytes, 4U * 8'192);
+  // 40 layers, 5 rows of 528 B and a digest each.
+  EXPECT_GE(result.compact.witness_bytes, 40U * (5 * 528 + 16));
+  EXPECT_GE(result.compact.witness_page_bytes, result.compact.witness_bytes);
+  // What quotas are held against is what the file takes, within its small
+  // tables.
+  EXPECT_NEAR(result.compact.accounted_bytes, result.compact.page_bytes,
+              20 * 4'096);
+  EXPECT_LT(result.compact.overhead(), 0.02);
+  EXPECT_LT(result.all.overhead(), 0.02);
+  EXPECT_TRUE(result.Holds());
+  const Result report = ReportOf(options, result);
+  EXPECT_NEAR(report.json["ratio"].get<double>(), 24.7, 0.5);
+}
+
+TEST_F(BenchTest, SizeFindsOneWrongByte) {
+  SizeOptions options = SmallSession();
+  options.n_tokens = 100;
+  ASSERT_OK_AND_ASSIGN(const replay::ModelLayout layout,
+                       LayoutOf(options.config, options.kv_dtype));
+  options.wrong_slot = layout.CompactSlots().front();
+  EXPECT_EQ(MeasureSize(options, ThisCommon()).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
+ErrorStudyOptions SmallStudy() {
+  ErrorStudyOptions options;
+  options.model_dirs = {std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8"};
+  options.engine.n_threads = 1;
+  options.n_cuts = 3;
+  options.n_needles = 2;
+  options.n_chains = 2;
+  options.n_fed = 4;
+  options.n_greedy = 6;
+  options.n_wakes = 4;
+  return options;
+}
+
+TEST_F(BenchTest, ErrorStudyHoldsBoundedWakesAgainstTheTwin) {
+  const ErrorStudyOptions options = SmallStudy();
+  const std::string& dir = options.model_dirs.front();
+  ASSERT_OK_AND_ASSIGN(const ErrorStudyResult result,
+                       MeasureErrors(options, dir, ThisCommon()));
+  EXPECT_EQ(result.model, "w8");
+  EXPECT_EQ(result.window, 8U);
+  // Each cut, and each chain's end at both intervals.
+  EXPECT_EQ(result.n_verified, 3U + 2 * 2);
+  ASSERT_GE(result.cuts.size(), 2U);
+  const CutStudy& bounded = result.cuts.front();
+  EXPECT_EQ(bounded.replay_tokens, 8U);
+  EXPECT_FALSE(bounded.exact);
+  EXPECT_THAT(bounded.kl_fed, SizeIs(3));
+  EXPECT_GT(EstimateOf(bounded.MeanRowL2s()).mean, 0);
+  // The first layer's rows are functions of their tokens alone.
+  EXPECT_EQ(EstimateOfGroups(bounded.layers.front().row_l2).max, 0);
+  const CutStudy& exact = result.cuts.back();
+  EXPECT_TRUE(exact.exact);
+  EXPECT_EQ(EstimateOf(exact.MeanRowL2s()).max, 0);
+  EXPECT_EQ(EstimateOf(exact.kl_fed).max, 0);
+  EXPECT_THAT(exact.first_difference, ::testing::Each(6));
+  ASSERT_THAT(result.needles, SizeIs(4));
+  EXPECT_EQ(result.needles.back().distance, 32U);
+  ASSERT_THAT(result.chains, SizeIs(2));
+  const ChainStudy::Point& first = result.chains.front().points.front();
+  // One wake in a row is a wake.
+  EXPECT_EQ(first.kl, first.kl_once);
+  EXPECT_EQ(first.row_l2, first.row_l2_once);
+  EXPECT_EQ(result.chains.front().points.back().n_wakes, 4U);
+
+  const Result report = ReportOf(result);
+  EXPECT_EQ(report.file_name, "error-w8");
+  EXPECT_EQ(report.json["exact_wakes_equal"], 7);
+  // The same seed, the same figures.
+  ASSERT_OK_AND_ASSIGN(const ErrorStudyResult again,
+                       MeasureErrors(options, dir, ThisCommon()));
+  EXPECT_EQ(ReportOf(again).json, report.json);
+}
+
+TEST_F(BenchTest, ErrorStudyNamesTextThatCannotBe) {
+  ErrorStudyOptions options = SmallStudy();
+  const std::string ids = dir_.File("ids");
+  options.ids_files = {"w8=" + ids};
+  const auto code = [&](const std::string& text) {
+    std::ofstream(ids) << text;
+    return MeasureErrors(options, options.model_dirs.front(), ThisCommon())
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code("[1, 2, 4000000000]"), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("1 2 3"), absl::StatusCode::kInvalidArgument);
+  options.ids_files = {"w8"};
+  EXPECT_EQ(code("1"), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(BenchTest, ReplayLengthsGoUpToTheExactOne) {
+  EXPECT_THAT(
+      ReplayGrid(128, 1'778),
+      ::testing::ElementsAre(128, 192, 256, 384, 512, 768, 1'024, 1'536));
+  EXPECT_THAT(ReplayGrid(8, 9), ::testing::ElementsAre(8));
+  EXPECT_THAT(ReplayGrid(8, 8), SizeIs(0));
+}
+
+TEST_F(BenchTest, DivergenceIsThatOfTheFormula) {
+  // Probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4; a shift changes nothing.
+  const float two = std::log(2.0F);
+  const NextTokens p({two, 0, 0, 1, 1, 1}, 3);
+  const NextTokens q({5, 5 + two, 5, 1, 1, 1}, 3);
+  EXPECT_EQ(p.size(), 2U);
+  EXPECT_NEAR(p.Divergence(0, q), 0.25 * std::log(2.0), 1e-6);
+  EXPECT_EQ(p.Divergence(1, q), 0);
+  EXPECT_NEAR(p.LogProbability(0, 0), -std::log(2.0), 1e-6);
+  EXPECT_EQ(q.Likeliest(0), 1U);
+  EXPECT_NEAR(RelativeL2(std::vector<float>{3, 5}, std::vector<float>{3, 4}),
+              0.2, 1e-9);
+  EXPECT_EQ(RowValues("f16", std::vector<uint8_t>{0x00, 0xc0}),
+            std::vector<float>{-2});
+  const Estimate e = EstimateOf({4, 1, 2, 3});
+  EXPECT_EQ(e.mean, 2.5);
+  EXPECT_NEAR(e.standard_error, std::sqrt(5.0 / 12), 1e-12);
+  EXPECT_EQ(e.p50, 2);
+  EXPECT_EQ(e.max, 4);
+  // Rows of one cut hang together.
+  const Estimate groups = EstimateOfGroups({{1, 1, 1}, {3, 3, 3}});
+  EXPECT_EQ(groups.n, 6U);
+  EXPECT_EQ(groups.mean, 2);
+  EXPECT_NEAR(groups.standard_error, 1, 1e-12);
+  EXPECT_NEAR(
+      SlopeOf(std::vector<double>{0, 1, 2}, std::vector<double>{1, 3, 5}), 2,
+      1e-12);
+}
+
 TEST_F(BenchTest, RowsFollowFromTheirKeyAlone) {
   std::vector<uint8_t> rows(10 * 68);
   FillRows(5, 68, 3, rows);
@@ -244,7 +395,8 @@ TEST_F(BenchTest, TorporBenchNamesWhatItDoesNotKnow) {
   const e2e::Finished help =
       e2e::RunToEnd({e2e::TorporPath(), "bench", "--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* name : {"store", "rig", "scale", "resume", "replay"}) {
+  for (const char* name :
+       {"store", "size", "rig", "scale", "resume", "replay", "error"}) {
     EXPECT_THAT(help.out, HasSubstr(name));
   }
   const e2e::Finished unknown =

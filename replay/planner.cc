@@ -276,6 +276,43 @@ absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
   return bounded;
 }
 
+std::optional<TailPrefill> PlanTailPrefill(const ModelLayout& layout,
+                                           uint64_t begin, uint64_t end) {
+  uint32_t last = layout.n_layers;
+  for (const Slot& slot : layout.slots) {
+    if (slot.come_back != ComeBack::kPersist) continue;
+    last = last == layout.n_layers ? slot.owner_layer
+                                   : std::max(last, slot.owner_layer);
+  }
+  const uint64_t tail = layout.LargestWindow();
+  if (last + 1 >= layout.n_layers || tail < 2 || end - begin <= tail) {
+    return std::nullopt;
+  }
+  for (const Slot& slot : layout.slots) {
+    if (slot.owner_layer > last && slot.kind != SlotKind::kSliding) {
+      return std::nullopt;
+    }
+  }
+  const uint64_t start = end - tail;
+  TailPrefill prefill;
+  ReplayPlan& plan = prefill.plan;
+  plan.mode = ReplayMode::kCold;
+  plan.resume_at = end;
+  plan.replay_start = begin;
+  plan.exact = false;
+  for (uint32_t l = 0; l < layout.n_layers; ++l) {
+    plan.layers.push_back(
+        {l <= last ? begin : start, l < last ? begin : start});
+    plan.token_layers += end - plan.layers[l].run_begin;
+  }
+  for (const Slot& slot : layout.slots) {
+    plan.write_begin.push_back(slot.owner_layer <= last ? begin : start);
+  }
+  plan.floors = {{start, end, start, last + 1}};
+  prefill.floor = {end - 1, start, last + 1};
+  return prefill;
+}
+
 absl::StatusOr<ReplayMode> ChooseMode(const ModelLayout& layout,
                                       const PlanRequest& request,
                                       const AutoLimits& limits) {

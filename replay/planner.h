@@ -19,6 +19,7 @@
 #define TORPOR_REPLAY_PLANNER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -117,6 +118,25 @@ struct ReplayPlan {
 // mode kAuto is resolved by ChooseMode first.
 absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
                                       const PlanRequest& request);
+
+// A prefill of [begin, end) whose layers above the last one that persists
+// anything run their last rows alone, as many as the largest window, with
+// window reads cut at the first of them (DeepSeek V4.1's decoder tail). Every
+// row passes the layers below and writes every slot there; the last persisting
+// layer's own attention and FFN run for the tail alone, with its whole window.
+struct TailPrefill {
+  // For Segment.plan; its persisted slots are written.
+  ReplayPlan plan;
+  // What a later suspend logs, so that an exact wake repeats the cut. The last
+  // row of a tail sees its whole window, so the entry names the token before it
+  // as the place of the wake: it then binds at the end of the prefill itself,
+  // and a rewind below drops it.
+  Floor floor;
+};
+// nullopt where every row has to run anyway: too few rows, no layer above the
+// last persisting one, or a slot up there that is no window of tokens.
+std::optional<TailPrefill> PlanTailPrefill(const ModelLayout& layout,
+                                           uint64_t begin, uint64_t end);
 
 // First row of `slot`, a window or an open group, that tokens from `cut` on
 // read, before any floor. `cut` for the kinds that persist: their rows are

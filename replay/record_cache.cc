@@ -61,12 +61,14 @@ const uint8_t* RecordCache::Row(uint32_t index, uint64_t row) const {
   return slot.pages[at / kPageRows] + at % kPageRows * slot.row_bytes;
 }
 
-absl::Status RecordCache::Check(uint32_t slot, uint64_t n_rows, size_t n_bytes,
-                                const char* what) const {
-  if (slot >= slots_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s rows: the sequence has no slot %d", what, slot));
-  }
+absl::Status RecordCache::CheckSlot(uint32_t slot, const char* what) const {
+  if (slot < slots_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s rows: the sequence has no slot %d", what, slot));
+}
+
+absl::Status RecordCache::CheckBytes(uint32_t slot, uint64_t n_rows,
+                                     size_t n_bytes, const char* what) const {
   if (n_bytes != n_rows * slots_[slot].row_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s rows of slot %d: got %d bytes, wanted %d rows of %d", what, slot,
@@ -77,10 +79,10 @@ absl::Status RecordCache::Check(uint32_t slot, uint64_t n_rows, size_t n_bytes,
 
 absl::Status RecordCache::ImportRows(uint32_t index, uint64_t row_begin,
                                      std::span<const uint8_t> bytes) {
-  const uint64_t n =
-      index < slots_.size() ? bytes.size() / slots_[index].row_bytes : 0;
-  TORPOR_RETURN_IF_ERROR(Check(index, n, bytes.size(), "import"));
+  TORPOR_RETURN_IF_ERROR(CheckSlot(index, "import"));
   const Slot& slot = slots_[index];
+  const uint64_t n = bytes.size() / slot.row_bytes;
+  TORPOR_RETURN_IF_ERROR(CheckBytes(index, n, bytes.size(), "import"));
   if (slot.ring_rows != 0 && n > slot.ring_rows) {
     return absl::OutOfRangeError(
         absl::StrFormat("import rows of slot %d: %d rows into a ring of %d",
@@ -95,16 +97,20 @@ absl::Status RecordCache::ImportRows(uint32_t index, uint64_t row_begin,
 
 absl::Status RecordCache::ExportRows(uint32_t index, Rows rows,
                                      std::span<uint8_t> out) const {
-  TORPOR_RETURN_IF_ERROR(Check(index, rows.size(), out.size(), "export"));
+  TORPOR_RETURN_IF_ERROR(CheckSlot(index, "export"));
   const Slot& slot = slots_[index];
   const uint64_t oldest = slot.ring_rows == 0 || slot.end < slot.ring_rows
                               ? 0
                               : slot.end - slot.ring_rows;
-  if (rows.begin > rows.end || rows.end > slot.end || rows.begin < oldest) {
+  // Of a group that is closed no row is held, and none is wanted.
+  const bool none = rows.begin == rows.end;
+  if (rows.begin > rows.end ||
+      (!none && (rows.end > slot.end || rows.begin < oldest))) {
     return absl::OutOfRangeError(
         absl::StrFormat("export rows [%d, %d) of slot %d: [%d, %d) are held",
                         rows.begin, rows.end, index, oldest, slot.end));
   }
+  TORPOR_RETURN_IF_ERROR(CheckBytes(index, rows.size(), out.size(), "export"));
   for (uint64_t row = rows.begin; row < rows.end; ++row) {
     std::memcpy(out.data() + (row - rows.begin) * slot.row_bytes,
                 Row(index, row), slot.row_bytes);

@@ -56,8 +56,9 @@ class RecordCache final : public Sequence {
   };
 
   static uint64_t RingRows(const replay::Slot& slot, uint64_t max_rows);
-  [[nodiscard]] absl::Status Check(uint32_t slot, uint64_t n_rows,
-                                   size_t n_bytes, const char* what) const;
+  [[nodiscard]] absl::Status CheckSlot(uint32_t slot, const char* what) const;
+  [[nodiscard]] absl::Status CheckBytes(uint32_t slot, uint64_t n_rows,
+                                        size_t n_bytes, const char* what) const;
 
   std::vector<Slot> slots_;
 };

@@ -29,16 +29,30 @@ FamilyCase OracleCase(const std::string& name, const std::string& directory,
   return family_case;
 }
 
-std::vector<FamilyCase> OnEveryIsa(std::vector<FamilyCase> cases) {
+namespace {
+
+std::vector<FamilyCase> OnIsas(const std::vector<FamilyCase>& cases,
+                               std::span<const kernels::Isa> isas) {
   std::vector<FamilyCase> out;
   for (const FamilyCase& family_case : cases) {
-    for (const kernels::Isa isa : kernels::AvailableIsas()) {
+    for (const kernels::Isa isa : isas) {
       FamilyCase& on_isa = out.emplace_back(family_case);
       on_isa.name += "_" + std::string(kernels::IsaName(isa));
       on_isa.options.isa = isa;
     }
   }
   return out;
+}
+
+}  // namespace
+
+std::vector<FamilyCase> OnEveryIsa(std::vector<FamilyCase> cases) {
+  return OnIsas(cases, kernels::AvailableIsas());
+}
+
+std::vector<FamilyCase> OnFastestIsa(std::vector<FamilyCase> cases) {
+  const std::vector<kernels::Isa> isas = kernels::AvailableIsas();
+  return OnIsas(cases, std::span(isas).last(1));
 }
 
 std::string FamilyCaseName(const ::testing::TestParamInfo<FamilyCase>& info) {

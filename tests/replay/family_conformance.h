@@ -68,8 +68,10 @@ void PrintTo(const FamilyCase& family_case, std::ostream* out);
 FamilyCase OracleCase(const std::string& name, const std::string& directory,
                       const std::string& kv_dtype = "native");
 
-// Each case on every CPU path of this machine, named after it.
+// Each case on every CPU path of this machine, or on the fastest, named after
+// it.
 std::vector<FamilyCase> OnEveryIsa(std::vector<FamilyCase> cases);
+std::vector<FamilyCase> OnFastestIsa(std::vector<FamilyCase> cases);
 
 std::string FamilyCaseName(const ::testing::TestParamInfo<FamilyCase>& info);
 

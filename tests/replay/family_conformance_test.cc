@@ -5,6 +5,10 @@
 
 #include "tests/replay/family_conformance.h"
 
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
 #include "tests/replay/layout_builder.h"
 #include "tests/replay/layout_model.h"
 
@@ -20,6 +24,15 @@ std::vector<FamilyCase> Gemma3Cases() {
           OracleCase("w5_bf16", "gemma3/w5", "bf16"),
           OracleCase("pattern", "gemma3/pattern"),
           OracleCase("pattern_f32", "gemma3/pattern", "f32")};
+}
+
+// DeepSeek V4.1's tiny models; layers look at the three ids before a row.
+FamilyCase V41Case(const std::string& name, const std::string& directory,
+                   const std::string& compute_dtype) {
+  FamilyCase family_case = OracleCase(name, "deepseek_v41/" + directory);
+  family_case.options.compute_dtype = compute_dtype;
+  family_case.traits.id_lookback = 3;
+  return family_case;
 }
 
 INSTANTIATE_TEST_SUITE_P(Gemma3, FamilyConformance,
@@ -64,6 +77,40 @@ ModelLayout Described(uint32_t n_layers, std::vector<Slot> slots) {
   for (Slot& slot : layout.slots) slot.format = "f32";
   return layout;
 }
+
+// "plain" without its Engram tables: no lookback at all.
+FamilyCase V41WithoutEngram() {
+  FamilyCase family_case = V41Case("no_engram", "plain", "f32");
+  family_case.traits.id_lookback = 0;
+  family_case.directory = [](const std::string& temp_dir) {
+    const std::string from =
+        std::string(TORPOR_ORACLES_DIR) + "/deepseek_v41/plain/";
+    std::ifstream in(from + "config.json");
+    nlohmann::json config = nlohmann::json::parse(in);
+    config["text_config"]["engram_layer_ids"] = nlohmann::json::array();
+    config["text_config"]["engram_num_embeddings"] = nlohmann::json::array();
+    std::ofstream(temp_dir + "/config.json") << config;
+    std::filesystem::copy_file(from + "model.safetensors",
+                               temp_dir + "/model.safetensors");
+    return temp_dir;
+  };
+  return family_case;
+}
+
+// Windows in every layer, entries of two and of one, Engram tables before two
+// layers. A window row under a NaN is NaN; a byte of an entry is not, so the
+// suite changes whole slots of those.
+INSTANTIATE_TEST_SUITE_P(
+    DeepSeekV41, FamilyConformance,
+    ::testing::ValuesIn(OnEveryIsa({V41Case("plain", "plain", "f32")})),
+    FamilyCaseName);
+INSTANTIATE_TEST_SUITE_P(
+    DeepSeekV41Formats, FamilyConformance,
+    ::testing::ValuesIn(OnFastestIsa({V41Case("plain_bf16", "plain", "bf16"),
+                                      V41Case("release", "release", "native"),
+                                      V41Case("ratio1", "ratio1", "f32"),
+                                      V41WithoutEngram()})),
+    FamilyCaseName);
 
 // A slot of each kind, windows of several lengths, one that two layers read.
 ModelLayout EveryKind() {

@@ -32,7 +32,8 @@ struct ModelOptions {
   // "native" (the weights' own), "f32", "bf16": what GEMMs multiply. In f32,
   // bf16 weights are widened and nothing is rounded on the way.
   std::string compute_dtype = "native";
-  // "native" (that of config.json, else of the weights), "bf16", "f32".
+  // "native" (that of config.json, else of the weights), "bf16", "f32". A
+  // family whose records are part of the model keeps them under any.
   std::string kv_dtype = "native";
 };
 

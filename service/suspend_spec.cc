@@ -14,7 +14,9 @@ namespace {
 absl::Status CheckFloors(const v1::BeginSuspendHeader& header,
                          const replay::ModelLayout& layout) {
   for (const v1::Floor& floor : header.floors()) {
-    const uint64_t length = floor.resume_at() - floor.replay_start();
+    // A decoder tail's entry names the token before its end.
+    const uint64_t length = floor.resume_at() - floor.replay_start() +
+                            (floor.layer_begin() > 0 ? 1 : 0);
     if (floor.replay_start() >= floor.resume_at() ||
         floor.resume_at() > header.kv_len() ||
         floor.layer_begin() >= layout.n_layers ||

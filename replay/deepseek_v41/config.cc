@@ -261,19 +261,12 @@ absl::StatusOr<Config> ParseConfig(const json& config) {
   return c;
 }
 
-absl::StatusOr<ModelLayout> LayoutOf(const json& config,
-                                     const std::string& kv_dtype) {
-  if (kv_dtype != "native") {
-    return absl::UnimplementedError(absl::StrFormat(
-        "kv dtype: got '%s', wanted native: the rounding of V4.1's records is "
-        "part of the model",
-        kv_dtype));
-  }
+absl::StatusOr<ModelLayout> LayoutOf(const json& config) {
   ConfigReader r(TextOf(config));
   const layouts::V41Schedule schedule = layouts::ReadV41Schedule(&r);
   TORPOR_RETURN_IF_ERROR(r.status());
   TORPOR_ASSIGN_OR_RETURN(ModelLayout layout,
-                          layouts::V41LayoutOf(schedule, kv_dtype));
+                          layouts::V41LayoutOf(schedule, "native"));
   layout.family = "deepseek_v41_text";
   TORPOR_RETURN_IF_ERROR(layout.Validate());
   return layout;

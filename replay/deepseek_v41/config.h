@@ -101,10 +101,9 @@ struct Config {
 absl::StatusOr<Config> ParseConfig(const nlohmann::json& config);
 
 // Slots layer.N.window, .main, .index, .open; no draft windows, since this
-// forward runs no draft layers. The family's own records alone: they are part
-// of the model. kUnimplemented for another dtype.
-absl::StatusOr<ModelLayout> LayoutOf(const nlohmann::json& config,
-                                     const std::string& kv_dtype);
+// forward runs no draft layers. Rows are the family's own records, whatever the
+// dtype of the rest: their rounding is part of the model.
+absl::StatusOr<ModelLayout> LayoutOf(const nlohmann::json& config);
 
 // The rope variant as the fingerprint names it.
 std::string RopeName(const Config& config);

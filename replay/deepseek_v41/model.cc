@@ -308,7 +308,7 @@ absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
   TORPOR_ASSIGN_OR_RETURN(const nlohmann::json json,
                           ParseConfigJson(config_json, "config.json"));
   TORPOR_ASSIGN_OR_RETURN(Config config, ParseConfig(json));
-  TORPOR_ASSIGN_OR_RETURN(ModelLayout layout, LayoutOf(json, options.kv_dtype));
+  TORPOR_ASSIGN_OR_RETURN(ModelLayout layout, LayoutOf(json));
   TORPOR_ASSIGN_OR_RETURN(ModelTensors tensors, ModelTensors::Open(directory));
   TORPOR_ASSIGN_OR_RETURN(const DType stored, StoredDType(tensors));
   TORPOR_ASSIGN_OR_RETURN(

@@ -28,6 +28,7 @@ uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
 }  // namespace
 
 void Engine::Start(const SamplerOptions& options) {
+  floors_.clear();
   sequence_ = model_->NewSequence();
   ids_.clear();
   kv_len_ = 0;
@@ -47,8 +48,14 @@ absl::Status Engine::RunPending(uint64_t keep, std::vector<float>* logits) {
   segment.ids = std::span(ids_).subspan(kv_len_, end - kv_len_);
   segment.history = std::span(ids_).first(kv_len_);
   segment.logits_begin = logits == nullptr ? end : end - 1;
+  std::optional<replay::TailPrefill> tail;
+  if (decoder_tail_) {
+    tail = replay::PlanTailPrefill(model_->layout(), kv_len_, end);
+  }
+  if (tail) segment.plan = &tail->plan;
   TORPOR_ASSIGN_OR_RETURN(std::vector<float> out,
                           replay::RunTokens(model_, segment, 0, {}));
+  if (tail) floors_.push_back(ToProto(tail->floor));
   if (logits != nullptr) *logits = std::move(out);
   kv_len_ = end;
   return absl::OkStatus();

@@ -43,6 +43,10 @@ class Engine {
   Engine(replay::Model* model, std::string model_name)
       : model_(model), model_name_(std::move(model_name)) {}
 
+  // Prefills run the layers above the last one that persists for their last
+  // window of rows alone (replay::PlanTailPrefill), where a model has such.
+  void set_decoder_tail(bool on) { decoder_tail_ = on; }
+
   [[nodiscard]] const std::vector<uint32_t>& ids() const { return ids_; }
   [[nodiscard]] uint64_t kv_len() const { return kv_len_; }
   [[nodiscard]] uint64_t version() const { return version_; }
@@ -77,6 +81,7 @@ class Engine {
   std::vector<uint32_t> ids_;
   // Tokens that have run.
   uint64_t kv_len_ = 0;
+  bool decoder_tail_ = false;
   std::optional<Sampler> sampler_;
 
   // What the daemon has: version, its tokens and KV, and wakes since.

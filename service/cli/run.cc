@@ -41,6 +41,7 @@ struct Options {
   bool sleep = true;
   bool linger = false;
   bool snapshot = false;
+  bool decoder_tail = false;
   std::string feed_file;
   uint64_t feed_tokens = 0;
   std::string logits_out;
@@ -117,6 +118,7 @@ class Runner {
     TORPOR_ASSIGN_OR_RETURN(model_, replay::LoadModel(dir, model_options));
     report_["model_load_ms"] = MillisecondsSince(load);
     engine_ = std::make_unique<Engine>(model_.get(), options_.model);
+    engine_->set_decoder_tail(options_.decoder_tail);
 
     const SteadyClock::time_point begin = SteadyClock::now();
     if (options_.wake.empty()) {
@@ -283,6 +285,10 @@ void AddRunCommand(CLI::App* app, Context* context, Run* run) {
   c->add_flag("--linger", o->linger,
               "Stay when all is done, as an engine does, until a signal");
   c->add_flag("--snapshot", o->snapshot, "Store the windows too");
+  c->add_flag(
+      "--decoder-tail", o->decoder_tail,
+      "Prefill layers above the last compressed one for the last window "
+      "of tokens alone (DeepSeek V4.1)");
   c->add_option("--feed", o->feed_file,
                 "Run this text after the prompt, without sampling");
   c->add_option("--feed-tokens", o->feed_tokens, "Only so many of it");

@@ -26,7 +26,8 @@
 #include "kernels/rope.h"
 #include "kernels/rope_cpu.h"
 #include "kernels/row_codec.h"
-#include "kernels/row_codec_cpu.h"
+#include "kernels/row_decode_cpu.h"
+#include "kernels/row_encode_cpu.h"
 #include "kernels/weight_codec.h"
 
 namespace torpor::kernels {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The quantised KV rows of DeepSeek V4.1 and V4: encode and decode. Bytes are
-// those of docs/ROW_FORMATS.md, the same on every path. Section numbers name
-// the number formats there; "exact" rounds nothing.
+// those of docs/ROW_FORMATS.md, the same on every path. Section numbers are of
+// the fact sheet deepseek-v41.md.
 //
-//   kMainFp4    E2M1, an E4M3 scale per 16 channels (V4.1's main KV):
+//   kMainFp4    E2M1, an E4M3 scale per 16 channels (V4.1's main KV, 6.2):
 //     scale = E4M3(max(amax, 6 2^-9) / 6), divided and rounded to nearest even
 //     code  = E2M1(x / scale), divided in f32, then nearest even, at most 6
-//   kIndexFp4   E2M1, a UE8M0 scale per 32 (index keys, MXFP4):
+//   kIndexFp4   E2M1, a UE8M0 scale per 32 (index keys, MXFP4, 6.3):
 //     scale = 2^ceil(log2(max(amax, 6 2^-126) * f32(1/6))): the product rounds
-//             in f32, the ceiling is of its bits
+//             in f32, the ceiling is of its bits (6.2, last point; 6.4)
 //     code  = E2M1(x / scale): the quotient is exact but where it is subnormal
-//   kWindowFp8  E4M3, a UE8M0 scale per 32 (V4.1's window KV, MXFP8):
+//   kWindowFp8  E4M3, a UE8M0 scale per 32 (V4.1's window KV, MXFP8, 6.4):
 //     scale = 2^ceil(log2(max(amax, 1e-4) * f32(1/448))), rounding likewise
 //     code  = E4M3(x / scale), nearest even, at most 448
 //   kV4Record   the same per 64 channels, but the last rope_dim channels bf16,
-//               rounded to nearest even
+//               rounded to nearest even (6.4, 3.1)
 //
 // Encoding quantises the f32 it is given. DeepSeek's own code rounds a row to
 // bf16 after rope and before kMainFp4 and kIndexFp4: so must a caller who wants

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -314,12 +315,15 @@ TEST_P(RowCodecTest, NotFiniteIsAsTheHeaderSays) {
                                                               : 105);
     for (const float v : Decode(format, row, block)) EXPECT_TRUE(std::isnan(v));
   }
-  // The largest finite block of index keys has a scale whose codes overflow.
-  std::vector<float> x(32, std::numeric_limits<float>::max());
-  const auto row = Encode(RowFormat::kIndexFp4, x);
-  EXPECT_EQ(row[16], 253);
-  EXPECT_EQ(row[0], 0x66);
-  EXPECT_EQ(Decode(RowFormat::kIndexFp4, row, 32)[0], kInf);
+  // Finite blocks that decode to infinities, and the last that do not.
+  for (const auto& [format, top] : {std::pair{RowFormat::kIndexFp4, 0x1.cp127f},
+                                    {RowFormat::kWindowFp8, 0x1.fp127f},
+                                    {RowFormat::kV4Record, 0x1.fp127f}}) {
+    std::vector<float> x(64, top);
+    EXPECT_EQ(Decode(format, Encode(format, x), 64)[0], kInf);
+    x.assign(64, std::nextafterf(top, 0));
+    EXPECT_LT(Decode(format, Encode(format, x), 64)[0], kInf);
+  }
 }
 
 // Facts of the formats (docs/ROW_FORMATS.md) that forbid encoding twice.
@@ -386,18 +390,21 @@ TEST_P(RowCodecTest, BytesAreThoseOfTheOracle) {
   EXPECT_EQ(n, 48);
 }
 
-// The example of docs/ROW_FORMATS.md: channels c - 8 for c < 64, the last 16 a
-// V4 record's bf16.
-TEST_P(RowCodecTest, ExampleRowsHaveTheirBytes) {
+// Channel c of 64 is c - 8; the last 16 are a V4 record's bf16.
+TEST_P(RowCodecTest, TheDocumentsExampleHasItsBytes) {
   std::vector<float> x;
   for (int c = 0; c < 64; ++c) x.push_back(static_cast<float>(c - 8));
-  const auto hex = [&](RowFormat format) {
-    return testing::Hex(Encode(format, x, 16));
-  };
-  const testing::GoldenFile golden(std::string(TORPOR_ORACLES_DIR) +
-                                   "/row_codecs/example.txt");
+  const std::string oracles = TORPOR_ORACLES_DIR;
+  const testing::GoldenFile golden(oracles + "/row_codecs/example.txt");
+  std::ifstream in(oracles + "/../../docs/ROW_FORMATS.md");
+  const std::string document(std::istreambuf_iterator<char>(in), {});
   for (const RowFormat format : kRowFormats) {
-    EXPECT_EQ(hex(format), golden.Get(FormatName(format)));
+    const std::string name = FormatName(format);
+    const std::string hex = testing::Hex(Encode(format, x, 16));
+    EXPECT_EQ(hex, golden.Get(name));
+    EXPECT_NE(document.find("    " + name + "\n    " + hex + "\n"),
+              std::string::npos)
+        << name;
   }
 }
 

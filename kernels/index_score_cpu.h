@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "kernels/index_score.h"
-#include "kernels/row_codec_cpu.h"
+#include "kernels/row_decode_cpu.h"
 
 namespace torpor::kernels {
 

@@ -15,7 +15,7 @@
 
 #include "kernels/latent_attention.h"
 #include "kernels/rms_norm_cpu.h"
-#include "kernels/row_codec_cpu.h"
+#include "kernels/row_decode_cpu.h"
 #include "kernels/simd_math.h"
 
 namespace torpor::kernels {

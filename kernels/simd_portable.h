@@ -33,7 +33,7 @@ struct PortableSimd {
     float v __attribute__((vector_size(64)));
   };
   struct U32 {
-    uint32_t v[16];
+    uint32_t v __attribute__((vector_size(64)));
   };
 
   template <typename Fn>
@@ -53,7 +53,7 @@ struct PortableSimd {
   static void Store(F32 a, float* p) { std::memcpy(p, &a.v, sizeof(a.v)); }
   static U32 LoadU32(const uint32_t* p) {
     U32 out;
-    std::memcpy(out.v, p, sizeof(out.v));
+    std::memcpy(&out.v, p, sizeof(out.v));
     return out;
   }
 
@@ -123,16 +123,8 @@ struct PortableSimd {
       return first + high(a.v[i]) * high(b.v[i]);
     });
   }
-  static U32 SetU32(uint32_t u) {
-    U32 out;
-    for (uint32_t& lane : out.v) lane = u;
-    return out;
-  }
-  static U32 And(U32 a, U32 b) {
-    U32 out;
-    for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] & b.v[i];
-    return out;
-  }
+  static U32 SetU32(uint32_t u) { return {u + decltype(U32::v){}}; }
+  static U32 And(U32 a, U32 b) { return {a.v & b.v}; }
 
   // Bits and integers, mod 2^32.
   template <typename Fn>
@@ -143,30 +135,24 @@ struct PortableSimd {
   }
   static U32 Bits(F32 a) { return std::bit_cast<U32>(a); }
   static F32 FromBits(U32 a) { return std::bit_cast<F32>(a); }
-  static U32 Or(U32 a, U32 b) {
-    return MapU32([&](int i) { return a.v[i] | b.v[i]; });
-  }
-  static U32 AddU32(U32 a, U32 b) {
-    return MapU32([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static U32 SubU32(U32 a, U32 b) {
-    return MapU32([&](int i) { return a.v[i] - b.v[i]; });
-  }
+  static U32 Or(U32 a, U32 b) { return {a.v | b.v}; }
+  static U32 AddU32(U32 a, U32 b) { return {a.v + b.v}; }
+  static U32 SubU32(U32 a, U32 b) { return {a.v - b.v}; }
   template <int kBits>
   static U32 ShiftLeft(U32 a) {
-    return MapU32([&](int i) { return a.v[i] << kBits; });
+    return {a.v << kBits};
   }
   template <int kBits>
   static U32 ShiftRight(U32 a) {
-    return MapU32([&](int i) { return a.v[i] >> kBits; });
+    return {a.v >> kBits};
   }
   // Lanes of x where a > b as signed integers, of y elsewhere.
   static U32 IfGreater(U32 a, U32 b, U32 x, U32 y) {
-    return MapU32([&](int i) {
-      return static_cast<int32_t>(a.v[i]) > static_cast<int32_t>(b.v[i])
-                 ? x.v[i]
-                 : y.v[i];
-    });
+    struct I32 {
+      int32_t v __attribute__((vector_size(64)));
+    };
+    const auto greater = std::bit_cast<I32>(a).v > std::bit_cast<I32>(b).v;
+    return {greater ? x.v : y.v};
   }
   static bool AnyGreater(U32 a, U32 b) {
     bool any = false;

@@ -11,25 +11,12 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kernels/bf16.h"
+#include "replay/row_values.h"
 
 namespace torpor::bench {
 namespace {
 
 // IEEE 754 binary16.
-float HalfToFloat(uint16_t bits) {
-  const int exponent = bits >> 10 & 0x1f;
-  const int fraction = bits & 0x3ff;
-  double value = exponent == 0 ? std::ldexp(fraction, -24)
-                               : std::ldexp(fraction + 1024, exponent - 25);
-  if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
-  return static_cast<float>((bits & 0x8000) != 0 ? -value : value);
-}
-
-uint16_t Word(std::span<const uint8_t> row, size_t at) {
-  return static_cast<uint16_t>(row[at] | row[at + 1] << 8);
-}
-
 // Slots of a layer's window in layout order, in both windows.
 using SlotPair = std::pair<const replay::SlotRows*, const replay::SlotRows*>;
 
@@ -124,24 +111,16 @@ std::string MeanText(const Estimate& e) {
   return absl::StrFormat("%.3g +- %.1g", e.mean, e.standard_error);
 }
 
-bool IsPlainFormat(const std::string& format) {
-  return format == "bf16" || format == "f16" || format == "f32";
+bool IsKnownFormat(const std::string& format) {
+  return replay::RowValues(format, 0, {}).has_value();
 }
 
 std::vector<float> RowValues(const std::string& format,
                              std::span<const uint8_t> row) {
-  if (!IsPlainFormat(format)) return {row.begin(), row.end()};
-  std::vector<float> out;
-  if (format == "f32") {
-    out.resize(row.size() / sizeof(float));
-    std::memcpy(out.data(), row.data(), out.size() * sizeof(float));
-    return out;
+  if (auto values = replay::RowValues(format, row.size(), row)) {
+    return *std::move(values);
   }
-  for (size_t i = 0; i + 1 < row.size(); i += 2) {
-    out.push_back(format == "f16" ? HalfToFloat(Word(row, i))
-                                  : kernels::ToFloat({Word(row, i)}));
-  }
-  return out;
+  return {row.begin(), row.end()};
 }
 
 double RelativeL2(std::span<const float> a, std::span<const float> b) {

@@ -36,11 +36,11 @@ nlohmann::json ToJson(const Estimate& estimate);
 // "0.0123 +- 0.0004".
 std::string MeanText(const Estimate& estimate);
 
-// Elements of a row as floats; its bytes where the format is not plain (bf16,
-// f16, f32), whose errors then order rows but mean nothing alone.
+// Elements of a row as floats; its bytes where replay::RowValues does not know
+// the format, whose errors then order rows but mean nothing alone.
 std::vector<float> RowValues(const std::string& format,
                              std::span<const uint8_t> row);
-bool IsPlainFormat(const std::string& format);
+bool IsKnownFormat(const std::string& format);
 
 // |a - b| / |b|, Euclidean; 0 where both are 0.
 double RelativeL2(std::span<const float> a, std::span<const float> b);

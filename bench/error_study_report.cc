@@ -317,7 +317,7 @@ void AddChainPlots(const ErrorStudyResult& r, SvgPage* page) {
 bool PlainWindows(const replay::ModelLayout& layout) {
   return std::all_of(layout.slots.begin(), layout.slots.end(),
                      [](const replay::Slot& slot) {
-                       return !slot.is_window() || IsPlainFormat(slot.format);
+                       return !slot.is_window() || IsKnownFormat(slot.format);
                      });
 }
 

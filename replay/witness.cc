@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "kernels/bf16.h"
+#include "replay/row_values.h"
 
 namespace torpor::replay {
 namespace {
@@ -79,22 +79,11 @@ Digest128 DigestOf(const ModelLayout& layout, const LayerWindow& layer) {
 // Elements of a row as floats, or its bytes where the format is not known.
 std::vector<float> Values(const std::string& format,
                           std::span<const uint8_t> row) {
-  std::vector<float> out;
-  if (format == "bf16") {
-    for (size_t i = 0; i + 1 < row.size(); i += 2) {
-      out.push_back(
-          kernels::ToFloat({static_cast<uint16_t>(row[i] | row[i + 1] << 8)}));
-    }
-  } else if (format == "f32") {
-    for (size_t i = 0; i + 3 < row.size(); i += 4) {
-      float v = 0;
-      std::memcpy(&v, row.data() + i, 4);
-      out.push_back(v);
-    }
-  } else {
-    out.assign(row.begin(), row.end());
+  if (row.empty()) return {};
+  if (auto values = RowValues(format, row.size(), row)) {
+    return *std::move(values);
   }
-  return out;
+  return {row.begin(), row.end()};
 }
 
 class ErrorSum {

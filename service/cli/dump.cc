@@ -15,9 +15,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "kernels/bf16.h"
 #include "replay/families.h"
 #include "replay/replayer.h"
+#include "replay/row_values.h"
 #include "replay/safetensors.h"
 #include "service/cli/context.h"
 #include "service/cli/engine_options.h"
@@ -69,21 +69,11 @@ class HeldRows final : public replay::CompactKvReader {
 // Elements of stored rows as f32.
 absl::StatusOr<std::vector<float>> Decode(const replay::Slot& slot,
                                           std::span<const uint8_t> bytes) {
-  std::vector<float> out;
-  if (slot.format == "f32") {
-    out.resize(bytes.size() / 4);
-    std::memcpy(out.data(), bytes.data(), bytes.size());
-  } else if (slot.format == "bf16") {
-    for (size_t i = 0; i + 1 < bytes.size(); i += 2) {
-      out.push_back(kernels::ToFloat(
-          {static_cast<uint16_t>(bytes[i] | bytes[i + 1] << 8)}));
-    }
-  } else {
-    return absl::UnimplementedError(
-        absl::StrFormat("slot '%s': rows of format '%s' are not decoded",
-                        slot.name, slot.format));
-  }
-  return out;
+  auto values = replay::RowValues(slot.format, slot.row_bytes, bytes);
+  if (values) return *std::move(values);
+  return absl::UnimplementedError(
+      absl::StrFormat("slot '%s': rows of format '%s' are not decoded",
+                      slot.name, slot.format));
 }
 
 // Gathers tensors that own their bytes.
@@ -228,7 +218,9 @@ absl::Status AddRows(const replay::Model& model,
     // last part.
     const size_t dot = slot.name.rfind('.');
     const std::string part =
-        slot.name.find('.') == dot ? "" : slot.name.substr(dot);
+        slot.name.find('.') == dot || slot.name.ends_with(".window")
+            ? ""
+            : slot.name.substr(dot);
     const std::string name =
         absl::StrFormat("window.%d%s", slot.owner_layer, part);
     file->Add(name, shape, values);

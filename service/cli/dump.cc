@@ -198,7 +198,7 @@ absl::Status AddRows(const replay::Model& model,
   for (uint32_t index = 0; index < layout.slots.size(); ++index) {
     const replay::Slot& slot = layout.slots[index];
     const bool stored = slot.come_back == replay::ComeBack::kPersist;
-    const uint64_t end = n_tokens / slot.tokens_per_row;
+    const uint64_t end = stored ? n_tokens / slot.tokens_per_row : n_tokens;
     const uint64_t first = stored ? 0 : replay::FirstRowOwed(slot, n_tokens);
     std::vector<uint8_t> bytes((end - first) * slot.row_bytes);
     TORPOR_RETURN_IF_ERROR(sequence.ExportRows(index, {first, end}, bytes));

@@ -193,7 +193,7 @@ TEST(RealConfigsTest, DeepSeekV41HasItsNativeFigures) {
                                              .want_logits = logits}));
     EXPECT_EQ(plan.replay_tokens(), logits ? 5081 : 5080);
   }
-  EXPECT_TRUE(planned.plan_only);
+  EXPECT_FALSE(planned.plan_only);
   EXPECT_TRUE(planned.notes.empty());
 }
 

@@ -227,7 +227,6 @@ class MemoryLease final : public SessionLease {
     return out;
   }
 
-
  private:
   static absl::Status Copy(const Bytes& bytes, uint64_t row_bytes,
                            uint64_t first_row, RowRange rows,

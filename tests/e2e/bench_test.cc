@@ -220,8 +220,8 @@ TEST_F(BenchTest, SizeFindsOneWrongByte) {
 ErrorStudyOptions SmallStudy() {
   ErrorStudyOptions options;
   options.model_dirs = {std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8"};
-  options.text_file = std::string(TORPOR_ORACLES_DIR) +
-                      "/../../models/nano/heldout_sample.bin";
+  options.text_file =
+      std::string(TORPOR_ORACLES_DIR) + "/../../models/nano/heldout_sample.bin";
   options.engine.n_threads = 1;
   options.n_cuts = 3;
   options.n_needles = 2;

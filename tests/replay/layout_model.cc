@@ -214,10 +214,9 @@ class LayoutModel final : public Model {
               std::vector<float>* x) const {
     for (uint64_t pos = first; pos < End(segment); ++pos) {
       const auto id = [&](uint64_t at) {
-        return at >= segment.begin
-                   ? segment.ids[at - segment.begin]
-                   : segment.history[segment.history.size() -
-                                     (segment.begin - at)];
+        return at >= segment.begin ? segment.ids[at - segment.begin]
+                                   : segment.history[segment.history.size() -
+                                                     (segment.begin - at)];
       };
       for (uint64_t back = 0; back <= std::min(o_.id_lookback, pos); ++back) {
         if (o_.id_lookback == 0) break;

@@ -4,7 +4,7 @@ nemo-automodel 0.7.0 (deepseek_v41), both on the CPU.
 
   check_nemo.py --nemo DIR --reference DIR --cases DIR [--case NAME ...] [--dtype f32|f64|both]
 
-DIR of --nemo is the unpacked wheel; --reference holds reference.py and formats.py; --cases the model
+--nemo: the unpacked wheel; --reference: holds reference.py and formats.py; --cases: the model
 directories and ops.safetensors. Only nemo's own modules compute; this script feeds them the
 reference's tensors, records what their inner functions get and give, and compares.
 

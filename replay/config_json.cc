@@ -2,7 +2,11 @@
 
 #include "replay/config_json.h"
 
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "absl/strings/str_format.h"
 
@@ -27,6 +31,17 @@ std::string Shown(const nlohmann::json& value) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    return absl::NotFoundError(
+        absl::StrFormat("open %s: %s", path, std::strerror(errno)));
+  }
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
                                                std::string_view what) {

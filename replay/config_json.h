@@ -18,6 +18,9 @@
 
 namespace torpor::replay {
 
+// The whole of a file; kNotFound.
+absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+
 // kInvalidArgument names `what` when the text is no JSON object, has a key
 // twice in one object, or nests deeper than a config or header ever does (what
 // walks a value recursively may then do so).

@@ -4,11 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -305,15 +301,7 @@ absl::StatusOr<bool> HasForward(std::string_view config_json) {
 }
 
 absl::StatusOr<std::string> ReadModelConfig(const std::string& directory) {
-  const std::string path = directory + "/config.json";
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    return absl::NotFoundError(
-        absl::StrFormat("open %s: %s", path, std::strerror(errno)));
-  }
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
+  return ReadTextFile(directory + "/config.json");
 }
 
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const std::string& directory,

@@ -14,23 +14,23 @@ namespace {
 
 constexpr int64_t kScaleColumns = 32;
 
-void ReadTableRow(const EngramWeights& w, int64_t row, std::span<float> out) {
+void ReadTableRow(const EngramWeights& w, int64_t row, std::span<float> out,
+                  kernels::CpuOps* ops) {
   if (w.table.dtype != "F8_E4M3") {
     ReadRow(w.table, static_cast<uint64_t>(row), out);
     return;
   }
   const auto dim = static_cast<int64_t>(out.size());
-  kernels::DecodeWeightsRef(
-      {.format = kernels::WeightFormat::kFp8,
-       .codes = w.table.bytes.data() + row * dim,
-       .codes_stride = dim,
-       .scales = w.scale.bytes.data() + row * w.scale.shape[1],
-       .scales_stride = w.scale.shape[1],
-       .block_columns = kScaleColumns,
-       .n_rows = 1,
-       .dim = dim,
-       .out = out.data(),
-       .out_stride = dim});
+  ops->DecodeWeights({.format = kernels::WeightFormat::kFp8,
+                      .codes = w.table.bytes.data() + row * dim,
+                      .codes_stride = dim,
+                      .scales = w.scale.bytes.data() + row * w.scale.shape[1],
+                      .scales_stride = w.scale.shape[1],
+                      .block_columns = kScaleColumns,
+                      .n_rows = 1,
+                      .dim = dim,
+                      .out = out.data(),
+                      .out_stride = dim});
 }
 
 // The ids up to a row of a segment, as far back as the tables look.
@@ -50,7 +50,7 @@ std::vector<uint32_t> IdsUpTo(const Segment& segment, uint64_t position,
 
 FloatRows Lookup(const Config& c, size_t table, const EngramIndex& index,
                  const EngramWeights& w, const RowBatch& batch,
-                 std::span<const RowRun> runs) {
+                 std::span<const RowRun> runs, kernels::CpuOps* ops) {
   const auto dim = static_cast<size_t>(c.engram.head_dim);
   std::vector<int64_t> rows(static_cast<size_t>(c.engram.n_rows()));
   FloatRows e(CountRows(runs) * rows.size() * dim);
@@ -61,7 +61,7 @@ FloatRows Lookup(const Config& c, size_t table, const EngramIndex& index,
           batch.segment(run.segment), run.position + i, index.lookback());
       index.RowsOf(table, ids, rows);
       for (const int64_t row : rows) {
-        ReadTableRow(w, row, to.first(dim));
+        ReadTableRow(w, row, to.first(dim), ops);
         to = to.subspan(dim);
       }
     }
@@ -102,8 +102,8 @@ void AddEngram(const Config& c, size_t table, const EngramIndex& index,
                std::span<const RowRun> runs, FloatRows* x, RowMath* math) {
   const auto hidden = static_cast<size_t>(c.hidden_size);
   const auto streams = static_cast<size_t>(c.n_streams);
-  const FloatRows kv =
-      math->Project(w.wkv, Lookup(c, table, index, w, batch, runs));
+  const FloatRows kv = math->Project(
+      w.wkv, Lookup(c, table, index, w, batch, runs, &math->ops()));
   const size_t kv_row = (streams + 1) * hidden;
   const auto part = [&](std::span<const float> of, size_t i) {
     return of.subspan(i * hidden, hidden);

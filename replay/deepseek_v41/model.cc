@@ -3,12 +3,8 @@
 #include "replay/deepseek_v41/model.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -289,17 +285,6 @@ class V41Model final : public DeepSeekV41 {
   FloatRows mix_;
 };
 
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    return absl::NotFoundError(
-        absl::StrFormat("open %s: %s", path, std::strerror(errno)));
-  }
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
@@ -317,7 +302,8 @@ absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
   std::optional<EngramIndex> engram;
   std::string engram_json;
   if (!config.engram_layers.empty()) {
-    TORPOR_ASSIGN_OR_RETURN(engram_json, ReadText(directory + "/engram.json"));
+    TORPOR_ASSIGN_OR_RETURN(engram_json,
+                            ReadTextFile(directory + "/engram.json"));
     TORPOR_ASSIGN_OR_RETURN(engram, EngramIndex::Parse(engram_json, config));
   }
   TORPOR_ASSIGN_OR_RETURN(Weights weights,

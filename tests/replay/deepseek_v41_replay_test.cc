@@ -201,11 +201,15 @@ TEST_P(DecoderTailTest, AgreesWithTheOracle) {
   std::vector<Floor> floors;
   std::vector<float> logits;
   PrefillTail(sequence.get(), 0, 96, 0, &floors, &logits);
-  if (WindowFlips(*sequence, 96, "tail.96.") == 0) {
+  const size_t flips = WindowFlips(*sequence, 96, "tail.96.");
+  std::printf("%d flipped bytes\n", static_cast<int>(flips));
+  if (flips == 0) {
     EXPECT_LE(RelativeError(logits, replays_.Get<float>("tail.96.logits")),
               kTolerance);
   } else {
-    // Only rounding carried by a cold run of this path may have flipped a code.
+    // Only rounding carried by a cold run of this path may have flipped a code,
+    // here and there.
+    EXPECT_LE(flips, 8);
     ComparingTap tap(&expected_, &layout(), /*forces=*/false);
     model_->set_tap(&tap);
     (void)Prefilled(96);
@@ -249,32 +253,30 @@ TEST_P(DecoderTailTest, AsManyRowsAsTheDataflowNeedsAreExact) {
   const uint64_t rows = kWindow + 2 * (kWindow - 1);
   auto tail = PlanTailPrefill(layout(), 0, 96);
   ASSERT_TRUE(tail.has_value());
-  for (const uint64_t n : {rows, rows - 1}) {
-    ReplayPlan plan = tail->plan;
-    for (uint32_t l = kLastSource; l < layout().n_layers; ++l) {
-      plan.layers[l].run_begin = 96 - n;
-      if (l > kLastSource) plan.layers[l].input_begin = 96 - n;
-    }
-    for (size_t i = 0; i < layout().slots.size(); ++i) {
-      if (layout().slots[i].owner_layer > kLastSource) {
-        plan.write_begin[i] = 96 - n;
-      }
-    }
-    plan.floors = {{96 - n, 96, 96 - n, kLastSource + 1}};
-    const std::unique_ptr<Sequence> sequence = model_->NewSequence();
-    Segment segment = SegmentOf(sequence.get(), ids_, 0, 96);
-    segment.plan = &plan;
-    ASSERT_OK(RunTokens(model_.get(), segment, 0, {}).status());
-    TestSession truth = Prefilled(96);
-    const auto slot = static_cast<uint32_t>(layout().slots.size() - 1);
-    ASSERT_EQ(layout().slots[slot].owner_layer, layout().n_layers - 1);
-    std::vector<uint8_t> a(kWindow * layout().slots[slot].row_bytes);
-    std::vector<uint8_t> b(a.size());
-    ASSERT_OK(truth.sequence()->ExportRows(slot, {96 - kWindow, 96}, a));
-    ASSERT_OK(sequence->ExportRows(slot, {96 - kWindow, 96}, b));
-    // One row fewer need not show: a bit at that depth is far below a code.
-    EXPECT_TRUE(n < rows || a == b);
+  ReplayPlan plan = tail->plan;
+  for (uint32_t l = kLastSource; l < layout().n_layers; ++l) {
+    plan.layers[l].run_begin = 96 - rows;
+    if (l > kLastSource) plan.layers[l].input_begin = 96 - rows;
   }
+  for (size_t i = 0; i < layout().slots.size(); ++i) {
+    if (layout().slots[i].owner_layer > kLastSource) {
+      plan.write_begin[i] = 96 - rows;
+    }
+  }
+  plan.floors = {{96 - rows, 96, 96 - rows, kLastSource + 1}};
+  const std::unique_ptr<Sequence> sequence = model_->NewSequence();
+  Segment segment = SegmentOf(sequence.get(), ids_, 0, 96);
+  segment.plan = &plan;
+  ASSERT_OK(RunTokens(model_.get(), segment, 0, {}).status());
+  TestSession truth = Prefilled(96);
+  const auto slot = static_cast<uint32_t>(layout().slots.size() - 1);
+  ASSERT_EQ(layout().slots[slot].owner_layer, layout().n_layers - 1);
+  std::vector<uint8_t> a(kWindow * layout().slots[slot].row_bytes);
+  std::vector<uint8_t> b(a.size());
+  ASSERT_OK(truth.sequence()->ExportRows(slot, {96 - kWindow, 96}, a));
+  ASSERT_OK(sequence->ExportRows(slot, {96 - kWindow, 96}, b));
+  // One row fewer need not show: a bit at that depth is far below a code.
+  EXPECT_EQ(a, b);
 }
 
 TEST_P(DecoderTailTest, WakesExactAtItsOwnEndAndLater) {

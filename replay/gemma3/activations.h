@@ -2,8 +2,8 @@
 //
 // Rows of a batch between two ops of a forward. Plain values.
 
-#ifndef TORPOR_REPLAY_ACTIVATIONS_H_
-#define TORPOR_REPLAY_ACTIVATIONS_H_
+#ifndef TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_
+#define TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include "kernels/gemm.h"
 
-namespace torpor::replay {
+namespace torpor::replay::gemma3 {
 
 // [rows, dim] of a GEMM's input dtype, row-major.
 struct Activations {
@@ -32,6 +32,6 @@ struct Activations {
   }
 };
 
-}  // namespace torpor::replay
+}  // namespace torpor::replay::gemma3
 
-#endif  // TORPOR_REPLAY_ACTIVATIONS_H_
+#endif  // TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <utility>
@@ -19,6 +20,8 @@ namespace {
 // costs more.
 constexpr int64_t kElementsPerTask = 16 * 1024;
 
+constexpr std::align_val_t kAlign{64};
+
 class AlignedBytes {
  public:
   explicit AlignedBytes(size_t n)
@@ -30,7 +33,6 @@ class AlignedBytes {
   [[nodiscard]] uint8_t* get() const { return data_; }
 
  private:
-  static constexpr std::align_val_t kAlign{64};
   uint8_t* data_;
 };
 
@@ -318,10 +320,59 @@ struct CpuOps::Impl {
 };
 
 CpuOps::CpuOps(Isa isa, int n_threads)
-    : isa_(isa), impl_(std::make_unique<Impl>(isa, n_threads)) {}
+    : isa_(isa),
+      name_("cpu/" + std::string(IsaName(isa))),
+      impl_(std::make_unique<Impl>(isa, n_threads)) {}
 CpuOps::~CpuOps() = default;
 
 int CpuOps::n_threads() const { return impl_->pool.n_threads(); }
+
+// ---- memory ----------------------------------------------------------------
+
+void* CpuOps::Allocate(size_t bytes) { return operator new(bytes, kAlign); }
+
+void CpuOps::Free(void* p) { operator delete(p, kAlign); }
+
+void CpuOps::Upload(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void CpuOps::Download(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+std::shared_ptr<const uint8_t> CpuOps::Place(std::span<const uint8_t> bytes) {
+  return {std::shared_ptr<const uint8_t>(), bytes.data()};
+}
+
+size_t CpuOps::PageBytes(const KvShape& shape) const {
+  return shape.page_bytes();
+}
+
+uint8_t* CpuOps::NewPage(const KvShape& shape) {
+  auto* page = static_cast<uint8_t*>(Allocate(shape.page_bytes()));
+  std::memset(page, 0, shape.page_bytes());
+  return page;
+}
+
+void CpuOps::PutKv(const PutKvParams& params) { PutKvRef(params); }
+
+absl::Status CpuOps::ImportKv(const KvRowBytes& to,
+                              std::span<const uint8_t> from) {
+  ImportKvRef(to, from.data());
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::ExportKv(const KvRowBytes& from, std::span<uint8_t> to) {
+  ExportKvRef(from, to.data());
+  return absl::OkStatus();
+}
+
+// ---- ops -------------------------------------------------------------------
+
+void CpuOps::EmbedRows(const EmbedRowsParams& params) { EmbedRowsRef(params); }
+
+void CpuOps::CopyRows(const CopyRowsParams& params) { CopyRowsRef(params); }
 
 void CpuOps::Gemm(const GemmParams& params) {
   if (params.n_rows == 0) return;

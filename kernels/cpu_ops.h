@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU backend: every op of kernels/ on one path and some threads. Results
-// depend on the path alone. Not thread-safe: one caller at a time.
+// depend on the path alone. Its memory is the host's; nothing fails.
 
 #ifndef TORPOR_KERNELS_CPU_OPS_H_
 #define TORPOR_KERNELS_CPU_OPS_H_
@@ -10,44 +10,61 @@
 #include <memory>
 #include <string>
 
-#include "kernels/activation.h"
-#include "kernels/attention.h"
-#include "kernels/gemm.h"
 #include "kernels/hyper_connection.h"
 #include "kernels/index_score.h"
 #include "kernels/isa.h"
 #include "kernels/latent_attention.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
+#include "kernels/ops.h"
 #include "kernels/row_codec.h"
 #include "kernels/weight_codec.h"
 
 namespace torpor::kernels {
 
-class CpuOps {
+class CpuOps final : public Ops {
  public:
   // REQUIRES: AvailableIsas() has `isa`; n_threads >= 1.
   CpuOps(Isa isa, int n_threads);
-  ~CpuOps();
+  ~CpuOps() override;
   CpuOps(const CpuOps&) = delete;
   CpuOps& operator=(const CpuOps&) = delete;
 
   [[nodiscard]] Isa isa() const { return isa_; }
   [[nodiscard]] int n_threads() const;
 
-  void Gemm(const GemmParams& params);
-  void RmsNorm(const RmsNormParams& params);
-  void Rope(const RopeParams& params);
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] bool is_host() const override { return true; }
+  void* Allocate(size_t bytes) override;
+  void Free(void* p) override;
+  void Upload(void* to, const void* from, size_t bytes) override;
+  void Download(void* to, const void* from, size_t bytes) override;
+  absl::Status Finish() override { return absl::OkStatus(); }
+  std::shared_ptr<const uint8_t> Place(std::span<const uint8_t> bytes) override;
+  PackedMatrix Place(PackedMatrix matrix) override { return matrix; }
+
+  void EmbedRows(const EmbedRowsParams& params) override;
+  void CopyRows(const CopyRowsParams& params) override;
+  void Gemm(const GemmParams& params) override;
+  void RmsNorm(const RmsNormParams& params) override;
+  void Rope(const RopeParams& params) override;
+  void GatedGelu(const GatedGeluParams& params) override;
+  void Softcap(const SoftcapParams& params) override;
+  void ToBf16(const ToBf16Params& params) override;
+  void Attention(const AttentionParams& params) override;
+
+  [[nodiscard]] size_t PageBytes(const KvShape& shape) const override;
+  uint8_t* NewPage(const KvShape& shape) override;
+  void PutKv(const PutKvParams& params) override;
+  absl::Status ImportKv(const KvRowBytes& to,
+                        std::span<const uint8_t> from) override;
+  absl::Status ExportKv(const KvRowBytes& from, std::span<uint8_t> to) override;
+
+  // Of families that run on the CPU alone.
   void RopeTail(const RopeTailParams& params);
-  void GatedGelu(const GatedGeluParams& params);
   void GatedSilu(const GatedSiluParams& params);
-  void Softcap(const SoftcapParams& params);
-  void ToBf16(const ToBf16Params& params);
   void EncodeRows(const EncodeRowsParams& params);
   void DecodeRows(const DecodeRowsParams& params);
   void DecodeWeights(const DecodeWeightsParams& params);
   void FakeQuantFp8(const FakeQuantFp8Params& params);
-  void Attention(const AttentionParams& params);
   void LatentAttention(const LatentAttentionParams& params);
   void IndexScore(const IndexScoreParams& params);
   void HyperMix(const HyperMixParams& params);
@@ -58,6 +75,7 @@ class CpuOps {
   struct Impl;
 
   const Isa isa_;
+  const std::string name_;
   const std::unique_ptr<Impl> impl_;
 };
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "kernels/bf16.h"
 
@@ -32,7 +33,8 @@ inline constexpr int64_t kGemmGroup = 16;
 
 // b transposed into groups of 16 output columns:
 //   bf16: [n_groups][k / 2][16][2]    f32: [n_groups][k][16]
-// Columns beyond n are zeros. 64-byte aligned. Immutable once packed.
+// Columns beyond n are zeros. 64-byte aligned. Immutable once packed; copies
+// share it.
 class PackedMatrix {
  public:
   // b is [n, k] row-major, `stride` elements from row to row (as Hugging Face
@@ -45,6 +47,16 @@ class PackedMatrix {
   static PackedMatrix Empty(int64_t n, int64_t k, DType dtype);
   template <typename Source>
   void SetRows(int64_t first_row, const Source* b, int64_t n_rows);
+
+  // The same numbers laid out by a backend for itself, at `data`.
+  [[nodiscard]] PackedMatrix At(std::shared_ptr<uint8_t> data) const {
+    PackedMatrix m = *this;
+    m.data_ = std::move(data);
+    return m;
+  }
+
+  // Element (row n, column k) in f32. REQUIRES: in the layout above.
+  [[nodiscard]] float Value(int64_t n, int64_t k) const;
 
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
@@ -59,14 +71,10 @@ class PackedMatrix {
   }
 
  private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-
   int64_t n_ = 0;
   int64_t k_ = 0;
   DType dtype_ = DType::kF32;
-  std::unique_ptr<uint8_t[], Free> data_;
+  std::shared_ptr<uint8_t> data_;
 };
 
 struct GemmParams {

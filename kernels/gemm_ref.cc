@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <new>
 
 namespace torpor::kernels {
@@ -11,8 +12,8 @@ namespace {
 
 constexpr std::align_val_t kAlign{64};
 
-float Value(Bf16 v) { return ToFloat(v); }
-float Value(float v) { return v; }
+float Widened(Bf16 v) { return ToFloat(v); }
+float Widened(float v) { return v; }
 Bf16 Rounded(Bf16 v) { return v; }
 Bf16 Rounded(float v) { return ToBf16(v); }
 
@@ -27,17 +28,13 @@ size_t PackedIndex(int64_t n, int64_t k, int64_t k_total, DType dtype) {
   return static_cast<size_t>((group * k_total + k) * kGemmGroup + lane);
 }
 
-double At(const PackedMatrix& b, int64_t n, int64_t k) {
-  const size_t i = PackedIndex(n, k, b.k(), b.dtype());
-  return b.dtype() == DType::kBf16
-             ? ToFloat(reinterpret_cast<const Bf16*>(b.data())[i])
-             : reinterpret_cast<const float*>(b.data())[i];
-}
-
 }  // namespace
 
-void PackedMatrix::Free::operator()(uint8_t* p) const {
-  operator delete[](p, kAlign);
+float PackedMatrix::Value(int64_t n, int64_t k) const {
+  const size_t i = PackedIndex(n, k, k_, dtype_);
+  return dtype_ == DType::kBf16
+             ? ToFloat(reinterpret_cast<const Bf16*>(data_.get())[i])
+             : reinterpret_cast<const float*>(data_.get())[i];
 }
 
 PackedMatrix PackedMatrix::Empty(int64_t n, int64_t k, DType dtype) {
@@ -46,7 +43,10 @@ PackedMatrix PackedMatrix::Empty(int64_t n, int64_t k, DType dtype) {
   m.n_ = n;
   m.k_ = k;
   m.dtype_ = dtype;
-  m.data_.reset(new (kAlign) uint8_t[m.bytes()]());
+  m.data_ = std::shared_ptr<uint8_t>(
+      static_cast<uint8_t*>(operator new(m.bytes(), kAlign)),
+      [](uint8_t* p) { operator delete(p, kAlign); });
+  std::memset(m.data_.get(), 0, m.bytes());
   return m;
 }
 
@@ -67,8 +67,8 @@ void PackedMatrix::SetRows(int64_t first_row, const Source* b, int64_t n_rows) {
           out[1] = Rounded(from[1]);
         } else {
           auto* out = reinterpret_cast<float*>(data_.get()) + i;
-          out[0] = Value(from[0]);
-          out[kGemmGroup] = Value(from[1]);
+          out[0] = Widened(from[0]);
+          out[kGemmGroup] = Widened(from[1]);
         }
       }
     }
@@ -99,7 +99,7 @@ void GemmRef(const GemmParams& p) {
         const double a = b.dtype() == DType::kBf16
                              ? ToFloat(static_cast<const Bf16*>(p.a)[i])
                              : static_cast<const float*>(p.a)[i];
-        sum += a * At(b, n, k);
+        sum += a * b.Value(n, k);
       }
       if (p.bias != nullptr) sum += p.bias[n];
       p.c[m * b.n() + n] = static_cast<float>(sum);

@@ -3,16 +3,14 @@
 #include "replay/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/status.h"
 
 namespace torpor::replay {
 namespace {
 
-constexpr std::align_val_t kAlign{64};
 constexpr uint64_t kPageTokens = kernels::kPageTokens;
 
 // Pages of a ring in which a window and `max_rows` rows after it never share a
@@ -23,15 +21,9 @@ uint64_t RingPages(uint64_t window, uint64_t max_rows) {
 
 }  // namespace
 
-KvCache::Page::Page(size_t n)
-    : data(static_cast<uint8_t*>(operator new(n, kAlign))) {
-  std::memset(data, 0, n);
-}
-KvCache::Page::~Page() { operator delete(data, kAlign); }
-KvCache::Page::Page(Page&& other) noexcept
-    : data(std::exchange(other.data, nullptr)) {}
-
-KvCache::KvCache(std::vector<KvLayerSpec> layers, uint64_t max_rows) {
+KvCache::KvCache(kernels::Ops* ops, std::vector<KvLayerSpec> layers,
+                 uint64_t max_rows)
+    : ops_(*ops) {
   for (uint32_t l = 0; l < layers.size(); ++l) {
     const KvLayerSpec& spec = layers[l];
     places_.resize(std::max<size_t>(
@@ -42,21 +34,26 @@ KvCache::KvCache(std::vector<KvLayerSpec> layers, uint64_t max_rows) {
     if (spec.window == 0) continue;
     Layer& layer = layers_.back();
     for (uint64_t i = 0; i < RingPages(spec.window, max_rows); ++i) {
-      layer.pages.emplace_back(spec.shape.page_bytes());
-      layer.view.push_back(layer.pages.back().data);
+      layer.pages.push_back(ops_.NewPage(spec.shape));
     }
   }
 }
-KvCache::~KvCache() = default;
 
-uint64_t KvCache::BytesFor(std::span<const KvLayerSpec> layers,
+KvCache::~KvCache() {
+  for (const Layer& layer : layers_) {
+    for (uint8_t* page : layer.pages) ops_.Free(page);
+  }
+}
+
+uint64_t KvCache::BytesFor(const kernels::Ops& ops,
+                           std::span<const KvLayerSpec> layers,
                            uint64_t max_rows, uint64_t n_tokens) {
   uint64_t bytes = 0;
   for (const KvLayerSpec& spec : layers) {
     const uint64_t pages = spec.window == 0
                                ? (n_tokens + kPageTokens - 1) / kPageTokens
                                : RingPages(spec.window, max_rows);
-    bytes += pages * spec.shape.page_bytes();
+    bytes += pages * ops.PageBytes(spec.shape);
   }
   return bytes;
 }
@@ -64,7 +61,7 @@ uint64_t KvCache::BytesFor(std::span<const KvLayerSpec> layers,
 uint64_t KvCache::bytes() const {
   uint64_t bytes = 0;
   for (const Layer& layer : layers_) {
-    bytes += layer.pages.size() * layer.spec.shape.page_bytes();
+    bytes += layer.pages.size() * ops_.PageBytes(layer.spec.shape);
   }
   return bytes;
 }
@@ -73,31 +70,42 @@ void KvCache::Reserve(uint32_t l, uint64_t end) {
   Layer& layer = layers_[l];
   if (layer.spec.window != 0) return;
   while (layer.pages.size() * kPageTokens < end) {
-    layer.pages.emplace_back(layer.spec.shape.page_bytes());
-    layer.view.push_back(layer.pages.back().data);
+    layer.pages.push_back(ops_.NewPage(layer.spec.shape));
   }
 }
 
-uint8_t* KvCache::PageOf(const Layer& layer, uint64_t pos) const {
-  return layer.pages[(pos / kPageTokens) % layer.pages.size()].data;
-}
-
-void KvCache::PutRow(uint32_t l, uint64_t pos, const void* k, const void* v) {
+void KvCache::PutRows(uint32_t l, uint64_t pos, uint64_t n, KvRows rows) {
   Layer& layer = layers_[l];
-  uint8_t* page = PageOf(layer, pos);
-  const auto token = static_cast<int64_t>(pos % kPageTokens);
-  kernels::PutKRow(layer.spec.shape, page, token, k);
-  kernels::PutVRow(layer.spec.shape, page, token, v);
-  layer.end = std::max(layer.end, pos + 1);
+  Reserve(l, pos + n);
+  ops_.PutKv({.shape = layer.spec.shape,
+              .pages = layer.pages.data(),
+              .n_pages = static_cast<int64_t>(layer.pages.size()),
+              .position = static_cast<int64_t>(pos),
+              .n_rows = static_cast<int64_t>(n),
+              .k = rows.k,
+              .k_stride = rows.k_stride,
+              .v = rows.v,
+              .v_stride = rows.v_stride});
+  layer.end = std::max(layer.end, pos + n);
 }
 
 kernels::KvView KvCache::View(uint32_t l) const {
   const Layer& layer = layers_[l];
-  return {layer.view.data(), static_cast<int64_t>(layer.view.size())};
+  return {layer.pages.data(), static_cast<int64_t>(layer.pages.size())};
 }
 
 KvCache::SlotPlace KvCache::Place(uint32_t slot) const {
   return slot < places_.size() ? places_[slot] : SlotPlace{};
+}
+
+kernels::KvRowBytes KvCache::RowBytes(const SlotPlace& place, Rows rows) const {
+  const Layer& layer = layers_[place.layer];
+  return {.shape = layer.spec.shape,
+          .pages = layer.pages.data(),
+          .n_pages = static_cast<int64_t>(layer.pages.size()),
+          .position = static_cast<int64_t>(rows.begin),
+          .n_rows = static_cast<int64_t>(rows.size()),
+          .is_k = place.is_k};
 }
 
 absl::Status KvCache::ImportRows(uint32_t slot, uint64_t row_begin,
@@ -121,14 +129,8 @@ absl::Status KvCache::ImportRows(uint32_t slot, uint64_t row_begin,
                         slot, n, layer.pages.size() * kPageTokens));
   }
   Reserve(place.layer, row_begin + n);
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t pos = row_begin + i;
-    uint8_t* page = PageOf(layer, pos);
-    const auto token = static_cast<int64_t>(pos % kPageTokens);
-    const uint8_t* row = bytes.data() + i * row_bytes;
-    place.is_k ? kernels::PutKRow(layer.spec.shape, page, token, row)
-               : kernels::PutVRow(layer.spec.shape, page, token, row);
-  }
+  TORPOR_RETURN_IF_ERROR(
+      ops_.ImportKv(RowBytes(place, {row_begin, row_begin + n}), bytes));
   layer.end = std::max(layer.end, row_begin + n);
   return absl::OkStatus();
 }
@@ -155,14 +157,7 @@ absl::Status KvCache::ExportRows(uint32_t slot, Rows rows,
         "export rows [%d, %d) of slot %d: got a buffer of %d bytes, wanted %d",
         rows.begin, rows.end, slot, out.size(), rows.size() * row_bytes));
   }
-  for (uint64_t pos = rows.begin; pos < rows.end; ++pos) {
-    const uint8_t* page = PageOf(layer, pos);
-    const auto token = static_cast<int64_t>(pos % kPageTokens);
-    uint8_t* row = out.data() + (pos - rows.begin) * row_bytes;
-    place.is_k ? kernels::GetKRow(layer.spec.shape, page, token, row)
-               : kernels::GetVRow(layer.spec.shape, page, token, row);
-  }
-  return absl::OkStatus();
+  return ops_.ExportKv(RowBytes(place, rows), out);
 }
 
 }  // namespace torpor::replay

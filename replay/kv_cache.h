@@ -3,7 +3,8 @@
 // The KV of one sequence for models whose layers keep K and V rows per token:
 // all pages of full layers, a ring of pages for sliding ones. Rows go in and
 // out row-major, [n_kv_heads, head_dim] in the cache's dtype; between, they
-// stand as attention wants them (kernels/kv_page.h). Not thread-safe.
+// stand in a backend's pages, as its attention wants them. Not thread-safe, but
+// rows of one layer may be imported while others run.
 
 #ifndef TORPOR_REPLAY_KV_CACHE_H_
 #define TORPOR_REPLAY_KV_CACHE_H_
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "kernels/attention.h"
 #include "kernels/kv_page.h"
+#include "kernels/ops.h"
 #include "replay/model.h"
 
 namespace torpor::replay {
@@ -30,11 +32,24 @@ struct KvLayerSpec {
   uint32_t v_slot = 0;
 };
 
+// Of a forward: [n, n_kv_heads, head_dim] f32 in the backend's memory, strides
+// in elements.
+struct KvRows {
+  const float* k = nullptr;
+  int64_t k_stride = 0;
+  const float* v = nullptr;
+  int64_t v_stride = 0;
+};
+
 class KvCache final : public Sequence {
  public:
   // One spec a layer. A ring holds a window and `max_rows` new rows beside it.
-  KvCache(std::vector<KvLayerSpec> layers, uint64_t max_rows);
+  // `ops` outlives the cache.
+  KvCache(kernels::Ops* ops, std::vector<KvLayerSpec> layers,
+          uint64_t max_rows);
   ~KvCache() override;
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
 
   absl::Status ImportRows(uint32_t slot, uint64_t row_begin,
                           std::span<const uint8_t> bytes) override;
@@ -42,28 +57,19 @@ class KvCache final : public Sequence {
                           std::span<uint8_t> out) const override;
   uint64_t bytes() const override;
 
-  // Makes room for rows up to `end` of a layer.
-  void Reserve(uint32_t layer, uint64_t end);
-  // One token's K and V, in the layer's dtype. REQUIRES: reserved.
-  void PutRow(uint32_t layer, uint64_t pos, const void* k, const void* v);
+  // Rows [pos, pos + n) of a layer.
+  void PutRows(uint32_t layer, uint64_t pos, uint64_t n, KvRows rows);
   [[nodiscard]] kernels::KvView View(uint32_t layer) const;
 
   // What such a cache takes for n tokens.
-  static uint64_t BytesFor(std::span<const KvLayerSpec> layers,
+  static uint64_t BytesFor(const kernels::Ops& ops,
+                           std::span<const KvLayerSpec> layers,
                            uint64_t max_rows, uint64_t n_tokens);
 
  private:
-  struct Page {
-    explicit Page(size_t n);
-    ~Page();
-    Page(Page&& other) noexcept;
-    Page& operator=(Page&&) = delete;
-    uint8_t* data;
-  };
   struct Layer {
     KvLayerSpec spec;
-    std::vector<Page> pages;
-    std::vector<const uint8_t*> view;
+    std::vector<uint8_t*> pages;
     // One past the last row that was put; rows of a ring below
     // end - capacity are gone.
     uint64_t end = 0;
@@ -74,9 +80,13 @@ class KvCache final : public Sequence {
     bool known = false;
   };
 
-  uint8_t* PageOf(const Layer& layer, uint64_t pos) const;
+  // Makes room for rows up to `end` of a layer.
+  void Reserve(uint32_t layer, uint64_t end);
   [[nodiscard]] SlotPlace Place(uint32_t slot) const;
+  [[nodiscard]] kernels::KvRowBytes RowBytes(const SlotPlace& place,
+                                             Rows rows) const;
 
+  kernels::Ops& ops_;
   std::vector<Layer> layers_;
   std::vector<SlotPlace> places_;
 };

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/gemm.h"
 #include "kernels/isa.h"
+#include "kernels/ops.h"
 #include "replay/fingerprint.h"
 #include "replay/model_layout.h"
 #include "replay/planner.h"
@@ -29,6 +30,8 @@ struct ModelOptions {
   kernels::Isa isa = kernels::Isa::kPortable;
   // At least 1.
   int n_threads = 1;
+  // Where the model runs; null: the CPU, on `isa` with `n_threads`.
+  std::shared_ptr<kernels::Ops> ops;
   // "native" (the weights' own), "f32", "bf16": what GEMMs multiply. In f32,
   // bf16 weights are widened and nothing is rounded on the way.
   std::string compute_dtype = "native";

@@ -290,6 +290,11 @@ class V41Model final : public DeepSeekV41 {
 absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
     const std::string& directory, std::string_view config_json,
     const ModelOptions& options) {
+  if (options.ops != nullptr) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "DeepSeek V4.1 runs on the CPU alone: got the backend %s",
+        options.ops->name()));
+  }
   TORPOR_ASSIGN_OR_RETURN(const nlohmann::json json,
                           ParseConfigJson(config_json, "config.json"));
   TORPOR_ASSIGN_OR_RETURN(Config config, ParseConfig(json));

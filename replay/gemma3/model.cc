@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "kernels/bf16.h"
 #include "kernels/cpu_ops.h"
+#include "kernels/ops.h"
 #include "replay/config_json.h"
 #include "replay/gemma3/activations.h"
 #include "replay/gemma3/config.h"
@@ -35,23 +33,36 @@ constexpr uint64_t kMaxRows = 512;
 
 class Gemma3Model final : public Model {
  public:
-  Gemma3Model(Config config, ModelTensors tensors, Weights weights,
-              DType kv_dtype, const ModelOptions& options)
-      : c_(std::move(config)),
+  Gemma3Model(std::shared_ptr<kernels::Ops> ops, Config config,
+              ModelTensors tensors, Weights weights, DType kv_dtype)
+      : own_ops_(std::move(ops)),
+        ops_(*own_ops_),
+        c_(std::move(config)),
         tensors_(std::move(tensors)),
         w_(std::move(weights)),
         layout_(LayoutOf(c_, kv_dtype)),
         shape_{kv_dtype, c_.n_kv_heads, c_.head_dim},
-        ops_(options.isa, options.n_threads),
         full_inv_freq_(InvFreq(c_.full_rope)),
-        sliding_inv_freq_(InvFreq(c_.sliding_rope)) {
+        sliding_inv_freq_(InvFreq(c_.sliding_rope)),
+        x_(&ops_),
+        full_tables_(&ops_),
+        sliding_tables_(&ops_),
+        h_(&ops_),
+        attended_(&ops_),
+        gated_(&ops_),
+        kv_(&ops_),
+        k_(&ops_),
+        q_(&ops_),
+        gate_up_(&ops_),
+        y_(&ops_),
+        logits_(&ops_) {
     fingerprint_.weights = w_.digest;
     fingerprint_.layout = LayoutDigest(layout_);
     fingerprint_.kv_dtype = DTypeName(kv_dtype);
     fingerprint_.rope = RopeName(c_);
-    numerics_id_ = absl::StrFormat(
-        "cpu/%s/gemma3.%d/%s/kv-%s", std::string(kernels::IsaName(options.isa)),
-        kNumericsVersion, DTypeName(w_.dtype), DTypeName(kv_dtype));
+    numerics_id_ =
+        absl::StrFormat("%s/gemma3.%d/%s/kv-%s", ops_.name(), kNumericsVersion,
+                        DTypeName(w_.dtype), DTypeName(kv_dtype));
     for (uint32_t l = 0; l < layout_.n_layers; ++l) {
       kv_layers_.push_back(
           {.shape = shape_,
@@ -71,7 +82,7 @@ class Gemma3Model final : public Model {
   }
   uint64_t max_rows() const override { return kMaxRows; }
   uint64_t SequenceBytes(uint64_t n_tokens) const override {
-    return KvCache::BytesFor(kv_layers_, kMaxRows, n_tokens);
+    return KvCache::BytesFor(ops_, kv_layers_, kMaxRows, n_tokens);
   }
   uint64_t WorkBytes() const override {
     const int64_t row = 3 * c_.hidden_size + 2 * c_.n_heads * c_.head_dim +
@@ -81,7 +92,7 @@ class Gemma3Model final : public Model {
   }
 
   std::unique_ptr<Sequence> NewSequence() override {
-    return std::make_unique<KvCache>(kv_layers_, kMaxRows);
+    return std::make_unique<KvCache>(&ops_, kv_layers_, kMaxRows);
   }
 
   absl::Status Forward(std::span<const Segment> segments,
@@ -98,20 +109,26 @@ class Gemma3Model final : public Model {
       if (options.before_layer) {
         TORPOR_RETURN_IF_ERROR(options.before_layer(l));
       }
-      if (options.on_layer_input) {
-        for (size_t s = 0; s < batch.n_segments(); ++s) {
-          const RowRun run = batch.Input(l, s);
-          options.on_layer_input(l, s, run.position,
-                                 std::span(X(run.row), run.n * c_.hidden_size));
-        }
-      }
+      if (options.on_layer_input) ShowInput(l, batch, options);
       RunLayer(l, batch);
     }
     Head(batch, logits);
-    return absl::OkStatus();
+    return ops_.Finish();
   }
 
  private:
+  void ShowInput(uint32_t l, const RowBatch& batch,
+                 const ForwardOptions& options) {
+    for (size_t s = 0; s < batch.n_segments(); ++s) {
+      const RowRun run = batch.Input(l, s);
+      std::vector<float> rows(run.n * static_cast<size_t>(c_.hidden_size));
+      const size_t bytes = rows.size() * sizeof(float);
+      ops_.Download(rows.data(), X(run.row), bytes);
+      options.on_layer_input(l, s, run.position, rows);
+      ops_.Upload(X(run.row), rows.data(), bytes);
+    }
+  }
+
   std::vector<float> InvFreq(const Rope& rope) const {
     return kernels::RopeInvFreq(static_cast<float>(rope.theta), c_.head_dim,
                                 static_cast<float>(rope.linear_factor));
@@ -121,47 +138,51 @@ class Gemma3Model final : public Model {
 
   absl::Status Embed(std::span<const Segment> segments, const RowBatch& batch) {
     const auto hidden = static_cast<size_t>(c_.hidden_size);
-    x_.resize(batch.n_rows() * hidden);
+    x_.Resize(batch.n_rows() * hidden);
     for (size_t s = 0; s < segments.size(); ++s) {
       const Segment& segment = segments[s];
       const RowRun run = batch.All(s);
       if (segment.inputs != nullptr) {
-        std::copy_n(segment.inputs, run.n * hidden, X(run.row));
+        ops_.Upload(X(run.row), segment.inputs, run.n * hidden * sizeof(float));
         continue;
       }
       for (uint64_t i = 0; i < run.n; ++i) {
-        const uint32_t id = segment.ids[i];
-        if (id >= layout_.vocab_size) {
-          return absl::InvalidArgumentError(absl::StrFormat(
-              "token at position %d: got id %d, the vocabulary has %d",
-              run.position + i, id, layout_.vocab_size));
-        }
-        EmbedRow(id, X(run.row + i));
+        if (segment.ids[i] < layout_.vocab_size) continue;
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "token at position %d: got id %d, the vocabulary has %d",
+            run.position + i, segment.ids[i], layout_.vocab_size));
       }
+      ops_.EmbedRows({.table = w_.embedding.get(),
+                      .dtype = w_.embedding_dtype,
+                      .dim = c_.hidden_size,
+                      .scale = w_.embedding_scale,
+                      .ids = segment.ids.data(),
+                      .n_rows = static_cast<int64_t>(run.n),
+                      .out = X(run.row)});
     }
     return absl::OkStatus();
   }
 
-  void EmbedRow(uint32_t id, float* out) const {
-    const auto hidden = static_cast<size_t>(c_.hidden_size);
-    ReadRow(w_.embedding, id, std::span(out, hidden));
-    for (size_t i = 0; i < hidden; ++i) out[i] *= w_.embedding_scale;
+  void MakeRopeTables(const RowBatch& batch) {
+    FillTables(batch, full_inv_freq_, &full_tables_);
+    FillTables(batch, sliding_inv_freq_, &sliding_tables_);
   }
 
-  void MakeRopeTables(const RowBatch& batch) {
+  // On the host: cos and sin in double, the same bits on every backend.
+  void FillTables(const RowBatch& batch, const std::vector<float>& inv_freq,
+                  Floats* tables) {
     const auto dim = static_cast<size_t>(c_.head_dim);
-    full_tables_.resize(batch.n_rows() * dim);
-    sliding_tables_.resize(batch.n_rows() * dim);
+    host_tables_.resize(batch.n_rows() * dim);
     for (size_t s = 0; s < batch.n_segments(); ++s) {
       const RowRun run = batch.All(s);
       for (uint64_t i = 0; i < run.n; ++i) {
-        const size_t at = (run.row + i) * dim;
-        kernels::RopeTable(full_inv_freq_, run.position + i,
-                           full_tables_.data() + at);
-        kernels::RopeTable(sliding_inv_freq_, run.position + i,
-                           sliding_tables_.data() + at);
+        kernels::RopeTable(inv_freq, run.position + i,
+                           &host_tables_[(run.row + i) * dim]);
       }
     }
+    tables->Resize(host_tables_.size());
+    ops_.Upload(tables->data(), host_tables_.data(),
+                host_tables_.size() * sizeof(float));
   }
 
   RowSink StoreSink() const {
@@ -169,7 +190,7 @@ class Gemma3Model final : public Model {
   }
 
   // out[0..) = norm of the batch rows of `runs`, one after the other.
-  void NormRows(std::span<const RowRun> runs, const std::vector<float>& weight,
+  void NormRows(std::span<const RowRun> runs, const Floats& weight,
                 Activations* out) {
     uint64_t total = 0;
     for (const RowRun& run : runs) total += run.n;
@@ -191,8 +212,8 @@ class Gemma3Model final : public Model {
   }
 
   // x += norm(y), y being the rows of `runs` one after the other.
-  void AddNormed(std::span<const RowRun> runs, const std::vector<float>& weight,
-                 const std::vector<float>& y) {
+  void AddNormed(std::span<const RowRun> runs, const Floats& weight,
+                 const Floats& y) {
     const float* from = y.data();
     for (const RowRun& run : runs) {
       ops_.RmsNorm({.x = from,
@@ -210,19 +231,20 @@ class Gemma3Model final : public Model {
   }
 
   void Multiply(const void* a, uint64_t rows, const PackedMatrix& b,
-                const std::vector<float>& bias, std::vector<float>* c) {
-    c->resize(rows * static_cast<size_t>(b.n()));
-    ops_.Gemm({.a = a,
-               .n_rows = static_cast<int64_t>(rows),
-               .b = &b,
-               .bias = bias.empty() ? nullptr : bias.data(),
-               .c = c->data()});
+                const Floats* bias, Floats* c) {
+    c->Resize(rows * static_cast<size_t>(b.n()));
+    ops_.Gemm(
+        {.a = a,
+         .n_rows = static_cast<int64_t>(rows),
+         .b = &b,
+         .bias = bias == nullptr || bias->empty() ? nullptr : bias->data(),
+         .c = c->data()});
   }
 
   // Norm over each head, then rope, in place; rows of `runs` in order.
   void NormAndRope(std::span<const RowRun> runs, int64_t n_heads,
-                   const std::vector<float>& weight, bool sliding, float* x) {
-    const std::vector<float>& tables = sliding ? sliding_tables_ : full_tables_;
+                   const Floats& weight, bool sliding, float* x) {
+    const Floats& tables = sliding ? sliding_tables_ : full_tables_;
     for (const RowRun& run : runs) {
       const auto rows = static_cast<int64_t>(run.n);
       ops_.RmsNorm({.x = x,
@@ -253,32 +275,25 @@ class Gemma3Model final : public Model {
     NormRows(runs, w.input_norm, &h_);
     uint64_t total = 0;
     for (const RowRun& run : runs) total += run.n;
-    Multiply(h_.bytes.data(), total, w.kv, w.kv_bias, &kv_);
+    Multiply(h_.data(), total, w.kv, &w.kv_bias, &kv_);
     // The GEMM gives K and V side by side; K alone is normed and turned.
-    k_.resize(total * static_cast<size_t>(row));
-    for (uint64_t i = 0; i < total; ++i) {
-      std::copy_n(kv_.data() + 2 * i * row, row, k_.data() + i * row);
-    }
+    k_.Resize(total * static_cast<size_t>(row));
+    ops_.CopyRows({.x = kv_.data(),
+                   .x_stride = 2 * row,
+                   .n_rows = static_cast<int64_t>(total),
+                   .dim = row,
+                   .out = k_.data(),
+                   .out_stride = row});
     NormAndRope(runs, c_.n_kv_heads, w.k_norm, sliding, k_.data());
-    std::vector<kernels::Bf16> k16(static_cast<size_t>(row));
-    std::vector<kernels::Bf16> v16(static_cast<size_t>(row));
     uint64_t at = 0;
     for (const RowRun& run : runs) {
       auto* cache = static_cast<KvCache*>(batch.segment(run.segment).sequence);
-      cache->Reserve(l, run.position + run.n);
-      for (uint64_t i = 0; i < run.n; ++i, ++at) {
-        const float* k = k_.data() + at * row;
-        const float* v = kv_.data() + (2 * at + 1) * row;
-        if (shape_.dtype == DType::kF32) {
-          cache->PutRow(l, run.position + i, k, v);
-          continue;
-        }
-        for (int64_t j = 0; j < row; ++j) {
-          k16[static_cast<size_t>(j)] = kernels::ToBf16(k[j]);
-          v16[static_cast<size_t>(j)] = kernels::ToBf16(v[j]);
-        }
-        cache->PutRow(l, run.position + i, k16.data(), v16.data());
-      }
+      cache->PutRows(l, run.position, run.n,
+                     {.k = k_.data() + at * row,
+                      .k_stride = row,
+                      .v = kv_.data() + (2 * at + 1) * row,
+                      .v_stride = 2 * row});
+      at += run.n;
     }
   }
 
@@ -288,7 +303,7 @@ class Gemma3Model final : public Model {
     uint64_t total = 0;
     for (const RowRun& run : runs) total += run.n;
     NormRows(runs, w.input_norm, &h_);
-    Multiply(h_.bytes.data(), total, w.q, w.q_bias, &q_);
+    Multiply(h_.data(), total, w.q, &w.q_bias, &q_);
     NormAndRope(runs, c_.n_heads, w.q_norm, sliding, q_.data());
 
     std::vector<kernels::AttentionSegment> segments;
@@ -310,11 +325,11 @@ class Gemma3Model final : public Model {
          .n_heads = c_.n_heads,
          .scale = static_cast<float>(1.0 / std::sqrt(c_.query_pre_attn_scalar)),
          .q = q_.data(),
-         .out = attended_.bytes.data(),
+         .out = attended_.data(),
          .out_dtype = w_.dtype,
          .segments = segments.data(),
          .n_segments = static_cast<int64_t>(segments.size())});
-    Multiply(attended_.bytes.data(), total, w.o, w.o_bias, &y_);
+    Multiply(attended_.data(), total, w.o, &w.o_bias, &y_);
     AddNormed(runs, w.post_attention_norm, y_);
   }
 
@@ -323,14 +338,14 @@ class Gemma3Model final : public Model {
     uint64_t total = 0;
     for (const RowRun& run : runs) total += run.n;
     NormRows(runs, w.pre_feedforward_norm, &h_);
-    Multiply(h_.bytes.data(), total, w.gate_up, {}, &gate_up_);
+    Multiply(h_.data(), total, w.gate_up, nullptr, &gate_up_);
     gated_.Resize(total, c_.intermediate_size, w_.dtype);
     ops_.GatedGelu({.gate_up = gate_up_.data(),
                     .n_rows = static_cast<int64_t>(total),
                     .dim = c_.intermediate_size,
-                    .out = gated_.bytes.data(),
+                    .out = gated_.data(),
                     .out_dtype = w_.dtype});
-    Multiply(gated_.bytes.data(), total, w.down, {}, &y_);
+    Multiply(gated_.data(), total, w.down, nullptr, &y_);
     AddNormed(runs, w.post_feedforward_norm, y_);
   }
 
@@ -348,15 +363,20 @@ class Gemma3Model final : public Model {
       const RowRun run = batch.Logits(s);
       if (run.n == 0) continue;
       NormRows(std::span(&run, 1), w_.final_norm, &h_);
-      std::vector<float>& out = (*logits)[s];
-      Multiply(h_.bytes.data(), run.n, w_.head, {}, &out);
+      Multiply(h_.data(), run.n, w_.head, nullptr, &logits_);
       if (c_.final_softcap != 0) {
-        ops_.Softcap({out.data(), static_cast<int64_t>(out.size()),
+        ops_.Softcap({logits_.data(), static_cast<int64_t>(logits_.size()),
                       static_cast<float>(c_.final_softcap)});
       }
+      std::vector<float>& out = (*logits)[s];
+      out.resize(logits_.size());
+      ops_.Download(out.data(), logits_.data(), out.size() * sizeof(float));
     }
   }
 
+  // First and last: everything below is in its memory.
+  const std::shared_ptr<kernels::Ops> own_ops_;
+  kernels::Ops& ops_;
   const Config c_;
   const ModelTensors tensors_;
   const Weights w_;
@@ -366,21 +386,22 @@ class Gemma3Model final : public Model {
   std::string numerics_id_;
   std::vector<KvLayerSpec> kv_layers_;
 
-  kernels::CpuOps ops_;
   const std::vector<float> full_inv_freq_;
   const std::vector<float> sliding_inv_freq_;
   // Work of one forward, kept between them.
-  std::vector<float> x_;
-  std::vector<float> full_tables_;
-  std::vector<float> sliding_tables_;
+  std::vector<float> host_tables_;
+  Floats x_;
+  Floats full_tables_;
+  Floats sliding_tables_;
   Activations h_;
   Activations attended_;
   Activations gated_;
-  std::vector<float> kv_;
-  std::vector<float> k_;
-  std::vector<float> q_;
-  std::vector<float> gate_up_;
-  std::vector<float> y_;
+  Floats kv_;
+  Floats k_;
+  Floats q_;
+  Floats gate_up_;
+  Floats y_;
+  Floats logits_;
 };
 
 }  // namespace
@@ -411,10 +432,15 @@ absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& directory,
   if (config.dtype == "f32") native_kv = DType::kF32;
   TORPOR_ASSIGN_OR_RETURN(const DType kv,
                           PickDType(options.kv_dtype, native_kv, "kv dtype"));
+  std::shared_ptr<kernels::Ops> ops = options.ops;
+  if (ops == nullptr) {
+    ops = std::make_shared<kernels::CpuOps>(options.isa, options.n_threads);
+  }
   TORPOR_ASSIGN_OR_RETURN(Weights weights,
-                          LoadWeights(config, tensors, compute));
+                          LoadWeights(config, tensors, compute, ops.get()));
   return std::unique_ptr<Model>(std::make_unique<Gemma3Model>(
-      std::move(config), std::move(tensors), std::move(weights), kv, options));
+      std::move(ops), std::move(config), std::move(tensors), std::move(weights),
+      kv));
 }
 
 }  // namespace torpor::replay::gemma3

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows that move: embeddings, strided copies, K and V into pages and back. The
+// expectations are written out here, element by element.
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu_ops.h"
+#include "tests/kernels/kernel_testing.h"
+
+namespace torpor::kernels {
+namespace {
+
+// Pages of one layer, as a cache holds them.
+class Pages {
+ public:
+  Pages(Ops* ops, const KvShape& shape, int64_t n) : ops_(*ops), shape_(shape) {
+    for (int64_t i = 0; i < n; ++i) pages_.push_back(ops_.NewPage(shape));
+  }
+  ~Pages() {
+    for (uint8_t* page : pages_) ops_.Free(page);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  [[nodiscard]] KvRowBytes Rows(int64_t position, int64_t n, bool is_k) const {
+    return {.shape = shape_,
+            .pages = pages_.data(),
+            .n_pages = static_cast<int64_t>(pages_.size()),
+            .position = position,
+            .n_rows = n,
+            .is_k = is_k};
+  }
+  void Put(int64_t position, int64_t n, std::span<const float> k,
+           std::span<const float> v, int64_t stride) {
+    Buffer<float> device_k(&ops_, k);
+    Buffer<float> device_v(&ops_, v);
+    ops_.PutKv({.shape = shape_,
+                .pages = pages_.data(),
+                .n_pages = static_cast<int64_t>(pages_.size()),
+                .position = position,
+                .n_rows = n,
+                .k = device_k.data(),
+                .k_stride = stride,
+                .v = device_v.data(),
+                .v_stride = stride});
+    ASSERT_TRUE(ops_.Finish().ok());
+  }
+  [[nodiscard]] std::vector<uint8_t> Get(int64_t position, int64_t n,
+                                         bool is_k) const {
+    std::vector<uint8_t> out(static_cast<size_t>(n) * shape_.row_bytes());
+    EXPECT_TRUE(ops_.ExportKv(Rows(position, n, is_k), out).ok());
+    return out;
+  }
+
+ private:
+  Ops& ops_;
+  const KvShape shape_;
+  std::vector<uint8_t*> pages_;
+};
+
+std::vector<uint8_t> Bytes(std::span<const float> rows, const KvShape& shape,
+                           int64_t stride) {
+  std::vector<uint8_t> out;
+  const int64_t n = shape.row_elements();
+  for (size_t row = 0; row < rows.size() / static_cast<size_t>(stride); ++row) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = rows[row * static_cast<size_t>(stride) + i];
+      const Bf16 rounded = ToBf16(value);
+      const auto* from = shape.dtype == DType::kBf16
+                             ? reinterpret_cast<const uint8_t*>(&rounded)
+                             : reinterpret_cast<const uint8_t*>(&value);
+      out.insert(out.end(), from, from + DTypeBytes(shape.dtype));
+    }
+  }
+  return out;
+}
+
+class RowsTest : public ::testing::TestWithParam<DType> {
+ protected:
+  testing::Random random_;
+  CpuOps ops_{Isa::kPortable, 2};
+};
+
+TEST_P(RowsTest, EmbeddingsAreTheTablesRowsTimesTheScale) {
+  const int64_t dim = 37;
+  const auto values = RandomFloats(random_, 11 * dim);
+  const auto halves = ToBf16s(values);
+  const bool narrow = GetParam() == DType::kBf16;
+  // At an odd address, as in a file.
+  std::vector<uint8_t> table(1 + values.size() * DTypeBytes(GetParam()));
+  std::memcpy(table.data() + 1,
+              narrow ? static_cast<const void*>(halves.data()) : values.data(),
+              table.size() - 1);
+  const std::vector<uint32_t> ids = {10, 0, 3, 3};
+  Buffer<float> out(&ops_);
+  out.Resize(ids.size() * dim);
+  const auto placed = ops_.Place(std::span<const uint8_t>(table));
+  ops_.EmbedRows({placed.get() + 1, GetParam(), dim, 3.5f, ids.data(),
+                  static_cast<int64_t>(ids.size()), out.data()});
+  std::vector<float> got(out.size());
+  ops_.Download(got.data(), out.data(), got.size() * sizeof(float));
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t at = ids[i / dim] * dim + i % dim;
+    const float wanted = narrow ? ToFloat(halves[at]) : values[at];
+    EXPECT_EQ(got[i], wanted * 3.5f) << i;
+  }
+}
+
+TEST_P(RowsTest, CopiesTouchNothingBetweenRows) {
+  const auto x = RandomFloats(random_, 5 * 9);
+  std::vector<float> wanted(5 * 7, -1.0f);
+  Buffer<float> from(&ops_, x);
+  Buffer<float> to(&ops_, wanted);
+  ops_.CopyRows({from.data(), 9, 5, 6, to.data(), 7});
+  for (size_t i = 0; i < 30; ++i)
+    wanted[i / 6 * 7 + i % 6] = x[i / 6 * 9 + i % 6];
+  std::vector<float> got(wanted.size());
+  ops_.Download(got.data(), to.data(), got.size() * sizeof(float));
+  EXPECT_EQ(got, wanted);
+}
+
+TEST_P(RowsTest, KeysAndValuesComeBackAsTheyWerePut) {
+  const KvShape shape{GetParam(), 3, 32};
+  const int64_t stride = shape.row_elements() + 5;
+  for (const int64_t n : {1, 2, 63, 64, 65, 130}) {
+    // A ring of four pages: these positions wrap around it.
+    for (const int64_t position : {0, 1, 63, 190, 255, 1000}) {
+      Pages pages(&ops_, shape, 4);
+      const auto k = RandomFloats(random_, static_cast<size_t>(n * stride));
+      const auto v = RandomFloats(random_, static_cast<size_t>(n * stride));
+      pages.Put(position, n, k, v, stride);
+      EXPECT_EQ(pages.Get(position, n, true), Bytes(k, shape, stride));
+      EXPECT_EQ(pages.Get(position, n, false), Bytes(v, shape, stride));
+    }
+  }
+}
+
+TEST_P(RowsTest, ImportedRowsTouchNoOthers) {
+  const KvShape shape{GetParam(), 2, 16};
+  Pages pages(&ops_, shape, 3);
+  const int64_t stride = shape.row_elements();
+  const auto k = RandomFloats(random_, static_cast<size_t>(192 * stride));
+  const auto v = RandomFloats(random_, k.size());
+  pages.Put(0, 192, k, v, stride);
+  auto wanted_k = Bytes(k, shape, stride);
+  const auto wanted_v = Bytes(v, shape, stride);
+  const auto other = RandomFloats(random_, static_cast<size_t>(70 * stride));
+  const auto bytes = Bytes(other, shape, stride);
+  ASSERT_TRUE(ops_.ImportKv(pages.Rows(50, 70, true), bytes).ok());
+  std::copy(bytes.begin(), bytes.end(),
+            wanted_k.begin() + 50 * static_cast<int64_t>(shape.row_bytes()));
+  EXPECT_EQ(pages.Get(0, 192, true), wanted_k);
+  EXPECT_EQ(pages.Get(0, 192, false), wanted_v);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, RowsTest,
+                         ::testing::Values(DType::kF32, DType::kBf16));
+
+}  // namespace
+}  // namespace torpor::kernels

@@ -42,15 +42,16 @@ struct Mix {
 
 class V41Model final : public DeepSeekV41 {
  public:
-  V41Model(Config config, ModelLayout layout, ModelTensors tensors,
-           Weights weights, std::optional<EngramIndex> engram,
-           const ModelOptions& options)
-      : c_(std::move(config)),
+  V41Model(std::unique_ptr<kernels::CpuOps> ops, Config config,
+           ModelLayout layout, ModelTensors tensors, Weights weights,
+           std::optional<EngramIndex> engram)
+      : own_ops_(std::move(ops)),
+        ops_(*own_ops_),
+        c_(std::move(config)),
         layout_(std::move(layout)),
         tensors_(std::move(tensors)),
         w_(std::move(weights)),
         engram_(std::move(engram)),
-        ops_(options.isa, options.n_threads),
         math_(&ops_, w_.dtype, static_cast<float>(c_.norm_eps)),
         attention_(c_, layout_, &math_) {
     fingerprint_.weights = w_.digest;
@@ -58,8 +59,7 @@ class V41Model final : public DeepSeekV41 {
     fingerprint_.kv_dtype = "native";
     fingerprint_.rope = RopeName(c_);
     fingerprint_.quantiser = "deepseek_v41 bf16-ceil-1";
-    numerics_id_ = absl::StrFormat("cpu/%s/deepseek_v41.%d/%s",
-                                   std::string(kernels::IsaName(options.isa)),
+    numerics_id_ = absl::StrFormat("%s/deepseek_v41.%d/%s", ops_.name(),
                                    kNumericsVersion, DTypeName(w_.dtype));
   }
 
@@ -268,6 +268,8 @@ class V41Model final : public DeepSeekV41 {
     }
   }
 
+  const std::unique_ptr<kernels::CpuOps> own_ops_;
+  kernels::CpuOps& ops_;
   const Config c_;
   const ModelLayout layout_;
   const ModelTensors tensors_;
@@ -276,7 +278,6 @@ class V41Model final : public DeepSeekV41 {
   Fingerprint fingerprint_;
   std::string numerics_id_;
 
-  kernels::CpuOps ops_;
   RowMath math_;
   AttentionSite attention_;
   // Rows of the batch between two sites: X [rows, streams, hidden] and p
@@ -311,11 +312,13 @@ absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
                             ReadTextFile(directory + "/engram.json"));
     TORPOR_ASSIGN_OR_RETURN(engram, EngramIndex::Parse(engram_json, config));
   }
-  TORPOR_ASSIGN_OR_RETURN(Weights weights,
-                          LoadWeights(config, tensors, engram_json, compute));
+  auto ops = std::make_unique<kernels::CpuOps>(options.isa, options.n_threads);
+  TORPOR_ASSIGN_OR_RETURN(
+      Weights weights,
+      LoadWeights(config, tensors, engram_json, compute, ops.get()));
   return std::unique_ptr<DeepSeekV41>(std::make_unique<V41Model>(
-      std::move(config), std::move(layout), std::move(tensors),
-      std::move(weights), std::move(engram), options));
+      std::move(ops), std::move(config), std::move(layout), std::move(tensors),
+      std::move(weights), std::move(engram)));
 }
 
 absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& directory,

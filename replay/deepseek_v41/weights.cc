@@ -30,8 +30,8 @@ int64_t Blocks(int64_t n) { return (n + kScaleSize - 1) / kScaleSize; }
 // has.
 class LinearLoader {
  public:
-  LinearLoader(TensorLoader* loader, DType compute)
-      : loader_(*loader), compute_(compute) {}
+  LinearLoader(TensorLoader* loader, DType compute, kernels::CpuOps* ops)
+      : loader_(*loader), compute_(compute), ops_(*ops) {}
 
   TensorLoader& tensors() { return loader_; }
 
@@ -135,7 +135,7 @@ class LinearLoader {
     std::vector<float> band(static_cast<size_t>(kScaleSize * k));
     for (int64_t row = 0; row < part.rows; row += kScaleSize) {
       const int64_t n = std::min(kScaleSize, part.rows - row);
-      kernels::DecodeWeightsRef(
+      ops_.DecodeWeights(
           {.format =
                fp4 ? kernels::WeightFormat::kFp4 : kernels::WeightFormat::kFp8,
            .codes = codes.bytes.data() + row * codes_stride,
@@ -155,6 +155,7 @@ class LinearLoader {
 
   TensorLoader& loader_;
   const DType compute_;
+  kernels::CpuOps& ops_;
 };
 
 absl::StatusOr<HyperWeights> LoadHyper(const Config& c, const std::string& name,
@@ -335,8 +336,8 @@ absl::StatusOr<DType> StoredDType(const ModelTensors& tensors) {
 
 absl::StatusOr<Weights> LoadWeights(const Config& c,
                                     const ModelTensors& tensors,
-                                    std::string_view engram_json,
-                                    DType compute) {
+                                    std::string_view engram_json, DType compute,
+                                    kernels::CpuOps* ops) {
   TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
                           FindPrefix(tensors, kPrefixes, kEmbedding));
   TensorLoader names(tensors, prefix);
@@ -344,7 +345,7 @@ absl::StatusOr<Weights> LoadWeights(const Config& c,
     // transformers keeps the head beside the model, under a name of its own.
     names.Rename(kHead, tensors.Has(kHead) ? kHead : "lm_head.weight");
   }
-  LinearLoader loader(&names, compute);
+  LinearLoader loader(&names, compute, ops);
   Weights w;
   w.dtype = compute;
   TORPOR_ASSIGN_OR_RETURN(w.embedding,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/cpu_ops.h"
 #include "kernels/gemm.h"
 #include "replay/deepseek_v41/config.h"
 #include "replay/safetensors.h"
@@ -107,11 +108,12 @@ struct Weights {
 
 // kNotFound names a missing tensor, kInvalidArgument one of another shape or
 // dtype. Matrices that the release keeps in F32 stay so under any compute
-// dtype.
+// dtype. `ops` decodes quantised weights, the same values on every path.
 absl::StatusOr<Weights> LoadWeights(const Config& config,
                                     const ModelTensors& tensors,
                                     std::string_view engram_json,
-                                    kernels::DType compute_dtype);
+                                    kernels::DType compute_dtype,
+                                    kernels::CpuOps* ops);
 
 // The dtype of the embedding, which names that of the model.
 absl::StatusOr<kernels::DType> StoredDType(const ModelTensors& tensors);

@@ -291,6 +291,14 @@ TEST_F(BenchTest, ErrorStudyTakesAModelThatLooksBackAtTokenIds) {
   ASSERT_THAT(bounded.layers, SizeIs(11));
   EXPECT_EQ(EstimateOfGroups(bounded.layers.front().row_l2).max, 0);
   EXPECT_GT(EstimateOfGroups(bounded.layers.back().row_l2).mean, 0);
+  // Every layer slides: what its rows see is 7 tokens a layer further back.
+  for (const CutStudy& cut : result.cuts) {
+    for (const CutStudy::Layer& layer : cut.layers) {
+      if (cut.replay_tokens < 7 * (layer.layer + 1)) continue;
+      EXPECT_EQ(EstimateOfGroups(layer.row_l2).max, 0)
+          << "layer " << layer.layer << " R = " << cut.replay_tokens;
+    }
+  }
   EXPECT_EQ(EstimateOf(result.cuts.back().MeanRowL2s()).max, 0);
   EXPECT_EQ(EstimateOf(result.cuts.back().kl_fed).max, 0);
   EXPECT_THAT(result.cuts.back().first_difference, ::testing::Each(6));

@@ -16,7 +16,6 @@
 namespace torpor::bench {
 namespace {
 
-// IEEE 754 binary16.
 // Slots of a layer's window in layout order, in both windows.
 using SlotPair = std::pair<const replay::SlotRows*, const replay::SlotRows*>;
 

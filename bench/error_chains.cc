@@ -62,10 +62,10 @@ class Chains {
                      ChainStudy* chain) {
     TORPOR_ASSIGN_OR_RETURN(
         LabSession twin,
-        LabSession::Wake(study_.model, start.rows.get(), start.window));
+        LabSession::Wake(study_.model, text, start.rows.get(), start.window));
     TORPOR_ASSIGN_OR_RETURN(
         LabSession session,
-        LabSession::Wake(study_.model, start.rows.get(), start.window));
+        LabSession::Wake(study_.model, text, start.rows.get(), start.window));
     std::vector<replay::Floor> floors;
     auto point = chain->points.begin();
     for (uint64_t k = 1; k <= study_.options->n_wakes; ++k) {
@@ -83,7 +83,8 @@ class Chains {
         ++point;
       }
       TORPOR_ASSIGN_OR_RETURN(
-          session, LabSession::Wake(study_.model, asleep.rows.get(), window));
+          session,
+          LabSession::Wake(study_.model, text, asleep.rows.get(), window));
       const uint64_t next = asleep.at + chain->interval;
       TORPOR_RETURN_IF_ERROR(session.Run(text, next, next).status());
     }

@@ -78,12 +78,12 @@ class Cuts {
       AddNext(never, next, std::span(text).subspan(cut + 1), &cuts);
       TORPOR_ASSIGN_OR_RETURN(
           LabSession session,
-          LabSession::Wake(study_.model, asleep.rows.get(), window));
+          LabSession::Wake(study_.model, text, asleep.rows.get(), window));
       woken.push_back({&cuts, std::move(session)});
     }
     TORPOR_ASSIGN_OR_RETURN(
         LabSession awake,
-        LabSession::Wake(study_.model, asleep.rows.get(), asleep.window));
+        LabSession::Wake(study_.model, text, asleep.rows.get(), asleep.window));
     return Greedy(text[cut], std::move(awake), &woken);
   }
 
@@ -168,14 +168,8 @@ class Cuts {
   // The likeliest next token of each session after `token`.
   absl::StatusOr<std::vector<uint32_t>> Step(
       uint32_t token, const std::vector<LabSession*>& live) {
-    std::vector<replay::Segment> batch(live.size());
-    for (size_t i = 0; i < live.size(); ++i) {
-      batch[i].sequence = live[i]->sequence();
-      batch[i].begin = live[i]->at();
-      batch[i].ids = std::span(&token, 1);
-      batch[i].logits_begin = batch[i].begin;
-      live[i]->AdvanceTo(batch[i].begin + 1);
-    }
+    std::vector<replay::Segment> batch;
+    for (LabSession* session : live) batch.push_back(session->Step(token));
     std::vector<std::vector<float>> logits;
     TORPOR_RETURN_IF_ERROR(study_.model->Forward(batch, {}, &logits));
     std::vector<uint32_t> next;

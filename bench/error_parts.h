@@ -47,7 +47,7 @@ struct StudyContext {
   absl::StatusOr<replay::ReplayPlan> Exact(
       uint64_t cut, std::vector<replay::Floor> floors = {}) const;
   // The distributions after each of text[cut, cut + n), by a session that
-  // wakes with these rows and this window.
+  // wakes with text[0, cut), these rows and this window.
   absl::StatusOr<NextTokens> Feed(KeptRows* rows,
                                   const replay::WindowState& window,
                                   std::span<const uint32_t> text,

@@ -27,9 +27,20 @@ uint64_t CutsFor(const replay::Model& model, uint64_t exact_tokens) {
   return static_cast<uint64_t>(std::clamp(kWork / work, 8.0, 128.0));
 }
 
-std::string NameOf(const std::string& model_dir) {
-  const std::filesystem::path path(model_dir);
-  return (path.has_filename() ? path : path.parent_path()).filename().string();
+struct NamedModel {
+  std::string name;
+  std::string dir;
+};
+
+// "NAME=DIRECTORY", or a directory, which is called by its last part.
+NamedModel ModelOf(const std::string& entry) {
+  const size_t equals = entry.find('=');
+  if (equals != 0 && equals < entry.find('/')) {
+    return {entry.substr(0, equals), entry.substr(equals + 1)};
+  }
+  const std::filesystem::path path(entry);
+  return {(path.has_filename() ? path : path.parent_path()).filename().string(),
+          entry};
 }
 
 absl::StatusOr<std::string> IdsFileOf(const ErrorStudyOptions& options,
@@ -46,10 +57,9 @@ absl::StatusOr<std::string> IdsFileOf(const ErrorStudyOptions& options,
 }
 
 absl::StatusOr<StudyContext> ContextOf(const ErrorStudyOptions& options,
-                                       const std::string& model_dir,
+                                       const NamedModel& named,
                                        replay::Model* model,
                                        const Common& common) {
-  const std::string name = NameOf(model_dir);
   const replay::ModelLayout& layout = model->layout();
   StudyContext study;
   study.model = model;
@@ -59,7 +69,7 @@ absl::StatusOr<StudyContext> ContextOf(const ErrorStudyOptions& options,
   study.exact_tokens = replay::FiguresOf(layout, 0).exact_tokens;
   if (study.window == 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "%s: wanted a model with windows to rebuild; %s has none", name,
+        "%s: wanted a model with windows to rebuild; %s has none", named.name,
         layout.family));
   }
   for (const replay::Slot& slot : layout.slots) {
@@ -75,10 +85,10 @@ absl::StatusOr<StudyContext> ContextOf(const ErrorStudyOptions& options,
   study.n_chains =
       or_default(options.n_chains, std::clamp<uint64_t>(n / 8, 2, 16));
   TextRequest request;
-  TORPOR_ASSIGN_OR_RETURN(request.ids_file, IdsFileOf(options, name));
+  TORPOR_ASSIGN_OR_RETURN(request.ids_file, IdsFileOf(options, named.name));
   request.bytes_file = options.text_file;
   TORPOR_ASSIGN_OR_RETURN(request.config_json,
-                          replay::ReadModelConfig(model_dir));
+                          replay::ReadModelConfig(named.dir));
   request.n_sampled = study.LongestSession();
   request.seed = options.seed;
   TORPOR_ASSIGN_OR_RETURN(study.text, TextFor(model, request, common));
@@ -124,7 +134,7 @@ absl::StatusOr<NextTokens> StudyContext::Feed(KeptRows* rows,
                                               std::span<const uint32_t> text,
                                               uint64_t n) const {
   TORPOR_ASSIGN_OR_RETURN(LabSession session,
-                          LabSession::Wake(model, rows, window));
+                          LabSession::Wake(model, text, rows, window));
   const uint64_t cut = window.resume_at;
   TORPOR_ASSIGN_OR_RETURN(std::vector<float> logits,
                           session.Run(text, cut + n, cut));
@@ -152,21 +162,22 @@ std::vector<uint64_t> ReplayGrid(uint64_t window, uint64_t exact_tokens) {
 }
 
 absl::StatusOr<ErrorStudyResult> MeasureErrors(const ErrorStudyOptions& options,
-                                               const std::string& model_dir,
+                                               const std::string& model,
                                                const Common& common) {
+  const NamedModel named = ModelOf(model);
   TORPOR_ASSIGN_OR_RETURN(const replay::ModelOptions model_options,
                           options.engine.ModelOptionsOf());
-  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<replay::Model> model,
-                          replay::LoadModel(model_dir, model_options));
+  TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<replay::Model> loaded,
+                          replay::LoadModel(named.dir, model_options));
   ErrorStudyResult out;
-  out.model = NameOf(model_dir);
+  out.model = named.name;
   if (options.engine.dtype != "native") {
     out.model += "-" + options.engine.dtype;
   }
   TORPOR_ASSIGN_OR_RETURN(const StudyContext study,
-                          ContextOf(options, model_dir, model.get(), common));
-  out.layout = model->layout();
-  out.numerics_id = model->numerics_id();
+                          ContextOf(options, named, loaded.get(), common));
+  out.layout = loaded->layout();
+  out.numerics_id = loaded->numerics_id();
   out.text = study.text.source;
   out.text_tokens = study.text.n_tokens();
   out.window = study.window;
@@ -183,12 +194,14 @@ absl::StatusOr<ErrorStudyResult> MeasureErrors(const ErrorStudyOptions& options,
 
 RunBenchmark AddErrorCommand(CLI::App* app, const Common* common) {
   auto options = std::make_shared<ErrorStudyOptions>();
-  app->add_option("--model", options->model_dirs,
-                  "Directory of a model that runs here; several")
+  app->add_option("--model", options->models,
+                  "Directory of a model that runs here, or NAME=DIRECTORY; "
+                  "several")
       ->capture_default_str();
   app->add_option("--ids", options->ids_files,
-                  "NAME=FILE, token ids for the model whose directory is "
-                  "called NAME; several. Without it a model samples its text");
+                  "NAME=FILE, token ids for the model that is called NAME, "
+                  "as its directory if by nothing else; several. Without it a "
+                  "model samples its text");
   app->add_option("--text", options->text_file,
                   "Text for models whose tokens are bytes")
       ->capture_default_str();
@@ -204,9 +217,9 @@ RunBenchmark AddErrorCommand(CLI::App* app, const Common* common) {
   return [options, common]() -> absl::StatusOr<Result> {
     options->seed = common->seed;
     std::vector<Result> results;
-    for (const std::string& model_dir : options->model_dirs) {
+    for (const std::string& model : options->models) {
       TORPOR_ASSIGN_OR_RETURN(const ErrorStudyResult result,
-                              MeasureErrors(*options, model_dir, *common));
+                              MeasureErrors(*options, model, *common));
       results.push_back(ReportOf(result));
     }
     Result first = std::move(results.front());

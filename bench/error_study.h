@@ -24,9 +24,11 @@
 namespace torpor::bench {
 
 struct ErrorStudyOptions {
-  std::vector<std::string> model_dirs = {"models/nano"};
+  // A model's directory, or "NAME=DIRECTORY"; results bear the name, which is
+  // the directory's last part otherwise.
+  std::vector<std::string> models = {"models/nano"};
   service::cli::EngineOptions engine;
-  // "NAME=FILE": token ids for the model whose directory is called so.
+  // "NAME=FILE": token ids for the model that is called so.
   std::vector<std::string> ids_files;
   // For models whose tokens are bytes.
   std::string text_file = "models/nano/heldout_sample.bin";
@@ -128,10 +130,10 @@ struct ErrorStudyResult {
   std::vector<ChainStudy> chains;
 };
 
-// kDataLoss when an exact wake is not ==; kFailedPrecondition for a model
-// without windows to rebuild.
+// `model` as in ErrorStudyOptions.models. kDataLoss when an exact wake is not
+// ==; kFailedPrecondition for a model without windows to rebuild.
 absl::StatusOr<ErrorStudyResult> MeasureErrors(const ErrorStudyOptions& options,
-                                               const std::string& model_dir,
+                                               const std::string& model,
                                                const Common& common);
 
 RunBenchmark AddErrorCommand(CLI::App* app, const Common* common);

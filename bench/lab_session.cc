@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 
 namespace torpor::bench {
@@ -45,36 +46,52 @@ uint64_t KeptRows::n_rows(uint32_t slot) const {
 }
 
 absl::StatusOr<LabSession> LabSession::Wake(replay::Model* model,
+                                            std::span<const uint32_t> text,
                                             KeptRows* rows,
                                             const replay::WindowState& window) {
+  if (text.size() < window.resume_at) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("wake at %d: got the ids of %d tokens, wanted all that "
+                        "stand before it",
+                        window.resume_at, text.size()));
+  }
   LabSession session(model);
   TORPOR_RETURN_IF_ERROR(
       replay::LoadCompactRows(model->layout(), window.resume_at, rows,
                               session.sequence_.get(), nullptr)
           .status());
   TORPOR_RETURN_IF_ERROR(replay::ImportWindow(window, session.sequence_.get()));
-  session.at_ = window.resume_at;
+  const std::span<const uint32_t> before = text.first(window.resume_at);
+  session.ids_.assign(before.begin(), before.end());
   return session;
 }
 
 absl::StatusOr<std::vector<float>> LabSession::Run(
     std::span<const uint32_t> text, uint64_t end, uint64_t logits_begin) {
-  replay::Segment segment;
-  segment.sequence = sequence_.get();
-  segment.begin = at_;
-  segment.ids = text.subspan(at_, end - at_);
+  const uint64_t begin = at();
+  const std::span<const uint32_t> more = text.subspan(begin, end - begin);
+  ids_.insert(ids_.end(), more.begin(), more.end());
+  replay::Segment segment =
+      replay::SegmentOf(sequence_.get(), ids_, begin, end);
   segment.logits_begin = logits_begin;
-  at_ = end;
   return replay::RunTokens(model_, segment, 0, {});
+}
+
+replay::Segment LabSession::Step(uint32_t token) {
+  ids_.push_back(token);
+  replay::Segment segment =
+      replay::SegmentOf(sequence_.get(), ids_, at() - 1, at());
+  segment.logits_begin = segment.begin;
+  return segment;
 }
 
 absl::StatusOr<Asleep> LabSession::Suspend() const {
   Asleep out;
-  out.at = at_;
+  out.at = at();
   TORPOR_ASSIGN_OR_RETURN(out.rows,
-                          KeptRows::Of(model_->layout(), *sequence_, at_));
+                          KeptRows::Of(model_->layout(), *sequence_, at()));
   TORPOR_ASSIGN_OR_RETURN(
-      out.window, replay::ExportWindow(model_->layout(), *sequence_, at_));
+      out.window, replay::ExportWindow(model_->layout(), *sequence_, at()));
   return out;
 }
 

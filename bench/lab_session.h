@@ -51,24 +51,30 @@ class LabSession {
   // Without tokens.
   explicit LabSession(replay::Model* model)
       : model_(model), sequence_(model->NewSequence()) {}
-  // The tokens before the window's cut, with these rows and this window.
-  static absl::StatusOr<LabSession> Wake(replay::Model* model, KeptRows* rows,
+  // The tokens before the window's cut, with these rows and this window. `text`
+  // holds them and may go on beyond the cut; kInvalidArgument when it does not.
+  static absl::StatusOr<LabSession> Wake(replay::Model* model,
+                                         std::span<const uint32_t> text,
+                                         KeptRows* rows,
                                          const replay::WindowState& window);
 
-  [[nodiscard]] uint64_t at() const { return at_; }
-  [[nodiscard]] replay::Sequence* sequence() const { return sequence_.get(); }
+  [[nodiscard]] uint64_t at() const { return ids_.size(); }
 
   // Runs text[at(), end); logits of rows from `logits_begin` on (end = none).
+  // REQUIRES: at() < end <= text.size().
   absl::StatusOr<std::vector<float>> Run(std::span<const uint32_t> text,
                                          uint64_t end, uint64_t logits_begin);
+  // Takes `token` as row at() and gives that row with its logits, which the
+  // caller runs in a batch of many sessions before anything else is asked of
+  // this one. It looks at this session's ids.
+  replay::Segment Step(uint32_t token);
   [[nodiscard]] absl::StatusOr<Asleep> Suspend() const;
-  // Somebody else ran rows of the sequence up to here.
-  void AdvanceTo(uint64_t at) { at_ = at; }
 
  private:
   replay::Model* model_;
   std::unique_ptr<replay::Sequence> sequence_;
-  uint64_t at_ = 0;
+  // Of the rows that were run or woken: models may look back at them.
+  std::vector<uint32_t> ids_;
 };
 
 // The window that a replay by `plan` gives. `text` holds the session's tokens

@@ -86,10 +86,7 @@ class Peer {
                                              std::span<const uint32_t> ids,
                                              uint64_t begin, uint64_t end,
                                              uint64_t n_logits) {
-    replay::Segment segment;
-    segment.sequence = sequence;
-    segment.begin = begin;
-    segment.ids = ids.subspan(begin, end - begin);
+    replay::Segment segment = replay::SegmentOf(sequence, ids, begin, end);
     segment.logits_begin = end - n_logits;
     return replay::RunTokens(model_.get(), segment, 0, {});
   }

@@ -57,10 +57,8 @@ class ReplaySpeed {
   // Milliseconds of a prefill of everything.
   absl::StatusOr<double> Prefill(std::span<const uint32_t> ids,
                                  replay::Sequence* sequence) {
-    replay::Segment segment;
-    segment.sequence = sequence;
-    segment.ids = ids;
-    segment.logits_begin = ids.size();
+    const replay::Segment segment =
+        replay::SegmentOf(sequence, ids, 0, ids.size());
     const SteadyClock::time_point begin = SteadyClock::now();
     TORPOR_RETURN_IF_ERROR(
         replay::RunTokens(model_.get(), segment, 0, {}).status());

@@ -6,12 +6,12 @@
 #include <cctype>
 #include <cmath>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "bench/lab_session.h"
 #include "service/cli/context.h"
 
 namespace torpor::bench {
@@ -86,25 +86,19 @@ absl::Status SampleText(replay::Model* model, const TextRequest& request,
       "first token",
       request.seed);
   std::mt19937_64 random(request.seed);
-  std::vector<std::unique_ptr<replay::Sequence>> sequences;
+  std::vector<LabSession> sessions;
   for (size_t i = 0; i < kSampled; ++i) {
-    sequences.push_back(model->NewSequence());
+    sessions.emplace_back(model);
     out.documents.push_back(
         {static_cast<uint32_t>(Below(&random, model->vocab_size()))});
     if (!out.begin.has_value()) continue;
-    replay::Segment first{.sequence = sequences[i].get()};
-    first.ids = std::span(&*out.begin, 1);
-    first.logits_begin = 1;
-    TORPOR_RETURN_IF_ERROR(replay::RunTokens(model, first, 0, {}).status());
+    TORPOR_RETURN_IF_ERROR(
+        sessions[i].Run(std::span(&*out.begin, 1), 1, 1).status());
   }
-  const uint64_t n_begin = out.begin.has_value() ? 1 : 0;
   for (uint64_t pos = 0; pos + 1 < request.n_sampled; ++pos) {
-    std::vector<replay::Segment> batch(kSampled);
+    std::vector<replay::Segment> batch;
     for (size_t i = 0; i < kSampled; ++i) {
-      batch[i].sequence = sequences[i].get();
-      batch[i].begin = pos + n_begin;
-      batch[i].ids = std::span(out.documents[i]).last(1);
-      batch[i].logits_begin = pos + n_begin;
+      batch.push_back(sessions[i].Step(out.documents[i].back()));
     }
     std::vector<std::vector<float>> logits;
     TORPOR_RETURN_IF_ERROR(model->Forward(batch, {}, &logits));

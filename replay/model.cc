@@ -44,6 +44,17 @@ std::span<const uint32_t> HistoryAt(const Segment& segment, uint64_t at,
 
 }  // namespace
 
+Segment SegmentOf(Sequence* sequence, std::span<const uint32_t> ids,
+                  uint64_t begin, uint64_t end) {
+  Segment segment;
+  segment.sequence = sequence;
+  segment.begin = begin;
+  segment.ids = ids.subspan(begin, end - begin);
+  segment.history = ids.first(begin);
+  segment.logits_begin = end;
+  return segment;
+}
+
 absl::StatusOr<std::vector<float>> RunTokens(Model* model, Segment segment,
                                              uint64_t chunk,
                                              const ForwardOptions& options) {

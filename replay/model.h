@@ -89,6 +89,12 @@ struct Segment {
   uint64_t logits_begin = 0;
 };
 
+// Rows [begin, end) of a timeline and the ids before them; no logits. `ids`
+// holds the timeline's tokens from the first on, may go on beyond `end`, and is
+// not copied. REQUIRES: begin <= end <= ids.size().
+Segment SegmentOf(Sequence* sequence, std::span<const uint32_t> ids,
+                  uint64_t begin, uint64_t end);
+
 struct ForwardOptions {
   // Sees the inputs of each layer, and may change them: rows from `row_begin`
   // of segment `segment` on, [rows, stream_size] f32. Null as a rule.

@@ -82,15 +82,11 @@ class CpuReplayer final : public Replayer {
         if (next[i] == end) continue;
         const uint64_t stop = ChunkEnd(jobs[i], next[i], end, room);
         if (stop == next[i]) continue;
-        Segment segment;
-        segment.sequence = sequences[i].get();
-        segment.begin = next[i];
-        segment.ids = jobs[i].ids.subspan(next[i], stop - next[i]);
-        segment.history = jobs[i].ids.first(next[i]);
+        Segment segment =
+            SegmentOf(sequences[i].get(), jobs[i].ids, next[i], stop);
         segment.plan = jobs[i].plan;
         segment.spans = jobs[i].spans;
-        segment.logits_begin =
-            jobs[i].want_logits && stop == end ? end - 1 : stop;
+        if (jobs[i].want_logits && stop == end) segment.logits_begin = end - 1;
         room -= stop - next[i];
         next[i] = stop;
         batch.push_back(segment);

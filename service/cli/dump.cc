@@ -147,11 +147,10 @@ absl::StatusOr<std::unique_ptr<replay::Sequence>> SleepAndWake(
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayMode mode,
                           ParseMode(options.mode));
   std::unique_ptr<replay::Sequence> first = model->NewSequence();
-  replay::Segment segment;
-  segment.sequence = first.get();
-  segment.ids = ids.first(cut);
-  segment.logits_begin = cut;
-  TORPOR_RETURN_IF_ERROR(replay::RunTokens(model, segment, 0, {}).status());
+  TORPOR_RETURN_IF_ERROR(
+      replay::RunTokens(model, replay::SegmentOf(first.get(), ids, 0, cut), 0,
+                        {})
+          .status());
   if (mode == replay::ReplayMode::kCold) {
     // Nothing is kept: the caller runs every token.
     return std::unique_ptr<replay::Sequence>();
@@ -272,11 +271,7 @@ absl::Status RunDump(const Options& options) {
   const uint64_t first_row = std::clamp(limits.begin, begin, n);
   std::vector<float> logits;
   if (begin < n) {
-    replay::Segment segment;
-    segment.sequence = sequence.get();
-    segment.begin = begin;
-    segment.ids = std::span(ids).subspan(begin);
-    segment.history = std::span(ids).first(begin);
+    replay::Segment segment = replay::SegmentOf(sequence.get(), ids, begin, n);
     segment.logits_begin = first_row;
     TORPOR_ASSIGN_OR_RETURN(
         logits, replay::RunTokens(model.get(), segment, 0, forward));

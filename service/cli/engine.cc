@@ -42,12 +42,9 @@ void Engine::Append(std::span<const uint32_t> ids) {
 absl::Status Engine::RunPending(uint64_t keep, std::vector<float>* logits) {
   const uint64_t end = ids_.size() - std::min<uint64_t>(keep, ids_.size());
   if (kv_len_ >= end) return absl::OkStatus();
-  replay::Segment segment;
-  segment.sequence = sequence_.get();
-  segment.begin = kv_len_;
-  segment.ids = std::span(ids_).subspan(kv_len_, end - kv_len_);
-  segment.history = std::span(ids_).first(kv_len_);
-  segment.logits_begin = logits == nullptr ? end : end - 1;
+  replay::Segment segment =
+      replay::SegmentOf(sequence_.get(), ids_, kv_len_, end);
+  if (logits != nullptr) segment.logits_begin = end - 1;
   std::optional<replay::TailPrefill> tail;
   if (decoder_tail_) {
     tail = replay::PlanTailPrefill(model_->layout(), kv_len_, end);
@@ -75,11 +72,8 @@ absl::StatusOr<uint32_t> Engine::Next() {
 absl::StatusOr<std::vector<float>> Engine::Feed(std::span<const uint32_t> ids) {
   TORPOR_RETURN_IF_ERROR(RunPending(0, nullptr));
   Append(ids);
-  replay::Segment segment;
-  segment.sequence = sequence_.get();
-  segment.begin = kv_len_;
-  segment.ids = std::span(ids_).subspan(kv_len_);
-  segment.history = std::span(ids_).first(kv_len_);
+  replay::Segment segment =
+      replay::SegmentOf(sequence_.get(), ids_, kv_len_, ids_.size());
   segment.logits_begin = kv_len_;
   TORPOR_ASSIGN_OR_RETURN(std::vector<float> logits,
                           replay::RunTokens(model_, segment, 0, {}));

@@ -167,14 +167,18 @@ TEST_F(BenchTest, ResumeWakesTheSameBitsInEveryMode) {
 }
 
 TEST_F(BenchTest, ReplayRebuildsTheSameWindow) {
-  ReplaySpeedOptions options;
-  options.cases = SmallModel();
-  options.cases.modes = {"bounded", "exact"};
-  ASSERT_OK_AND_ASSIGN(const ReplaySpeedResult result,
-                       MeasureReplay(options, ThisCommon()));
-  ASSERT_THAT(result.cases, SizeIs(8));
-  for (const ReplaySpeedResult::Case& c : result.cases) {
-    EXPECT_EQ(c.exact, c.rows_different == 0) << c.mode.name;
+  for (const char* model : {"/gemma3/w8", "/deepseek_v41/plain"}) {
+    SCOPED_TRACE(model);
+    ReplaySpeedOptions options;
+    options.cases = SmallModel();
+    options.cases.model_dir = std::string(TORPOR_ORACLES_DIR) + model;
+    options.cases.modes = {"bounded", "exact"};
+    ASSERT_OK_AND_ASSIGN(const ReplaySpeedResult result,
+                         MeasureReplay(options, ThisCommon()));
+    ASSERT_THAT(result.cases, SizeIs(8));
+    for (const ReplaySpeedResult::Case& c : result.cases) {
+      EXPECT_EQ(c.exact, c.rows_different == 0) << c.mode.name;
+    }
   }
 }
 
@@ -219,7 +223,7 @@ TEST_F(BenchTest, SizeFindsOneWrongByte) {
 
 ErrorStudyOptions SmallStudy() {
   ErrorStudyOptions options;
-  options.model_dirs = {std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8"};
+  options.models = {std::string(TORPOR_ORACLES_DIR) + "/gemma3/w8"};
   options.text_file =
       std::string(TORPOR_ORACLES_DIR) + "/../../models/nano/heldout_sample.bin";
   options.engine.n_threads = 1;
@@ -234,7 +238,7 @@ ErrorStudyOptions SmallStudy() {
 
 TEST_F(BenchTest, ErrorStudyHoldsBoundedWakesAgainstTheTwin) {
   const ErrorStudyOptions options = SmallStudy();
-  const std::string& dir = options.model_dirs.front();
+  const std::string& dir = options.models.front();
   ASSERT_OK_AND_ASSIGN(const ErrorStudyResult result,
                        MeasureErrors(options, dir, ThisCommon()));
   EXPECT_EQ(result.model, "w8");
@@ -272,13 +276,45 @@ TEST_F(BenchTest, ErrorStudyHoldsBoundedWakesAgainstTheTwin) {
   EXPECT_EQ(ReportOf(again).json, report.json);
 }
 
+TEST_F(BenchTest, ErrorStudyTakesAModelThatLooksBackAtTokenIds) {
+  ErrorStudyOptions options = SmallStudy();
+  // Its tokens are no bytes and it has no ids file: it samples its own text.
+  ASSERT_OK_AND_ASSIGN(const ErrorStudyResult result,
+                       MeasureErrors(options,
+                                     "v41=" + std::string(TORPOR_ORACLES_DIR) +
+                                         "/deepseek_v41/plain",
+                                     ThisCommon()));
+  EXPECT_EQ(result.n_verified, 3U + 2 * 2);
+  const CutStudy& bounded = result.cuts.front();
+  EXPECT_EQ(bounded.replay_tokens, 8U);
+  // FP8 records; those of the first layer follow from their tokens alone.
+  ASSERT_THAT(bounded.layers, SizeIs(11));
+  EXPECT_EQ(EstimateOfGroups(bounded.layers.front().row_l2).max, 0);
+  EXPECT_GT(EstimateOfGroups(bounded.layers.back().row_l2).mean, 0);
+  // Every layer slides: what its rows see is 7 tokens a layer further back.
+  for (const CutStudy& cut : result.cuts) {
+    for (const CutStudy::Layer& layer : cut.layers) {
+      if (cut.replay_tokens < 7 * (layer.layer + 1)) continue;
+      EXPECT_EQ(EstimateOfGroups(layer.row_l2).max, 0)
+          << "layer " << layer.layer << " R = " << cut.replay_tokens;
+    }
+  }
+  EXPECT_EQ(EstimateOf(result.cuts.back().MeanRowL2s()).max, 0);
+  EXPECT_EQ(EstimateOf(result.cuts.back().kl_fed).max, 0);
+  EXPECT_THAT(result.cuts.back().first_difference, ::testing::Each(6));
+  const Result report = ReportOf(result);
+  EXPECT_EQ(report.file_name, "error-v41");
+  EXPECT_EQ(report.json["rows_compared_as"], "numbers");
+  EXPECT_THAT(report.json["text"].get<std::string>(), HasSubstr("sampled"));
+}
+
 TEST_F(BenchTest, ErrorStudyNamesTextThatCannotBe) {
   ErrorStudyOptions options = SmallStudy();
   const std::string ids = dir_.File("ids");
   options.ids_files = {"w8=" + ids};
   const auto code = [&](const std::string& text) {
     std::ofstream(ids) << text;
-    return MeasureErrors(options, options.model_dirs.front(), ThisCommon())
+    return MeasureErrors(options, options.models.front(), ThisCommon())
         .status()
         .code();
   };

@@ -76,8 +76,7 @@ class NanoAblationTest : public ::testing::Test {
         LoadCompactRows(model_->layout(), kCut, rows, sequence.get(), nullptr)
             .status());
     TORPOR_RETURN_IF_ERROR(ImportWindow(window, sequence.get()));
-    Segment segment{.sequence = sequence.get(), .begin = kCut};
-    segment.ids = std::span(ids).subspan(kCut, kAfter);
+    Segment segment = SegmentOf(sequence.get(), ids, kCut, kCut + kAfter);
     segment.logits_begin = kCut;
     return RunTokens(model_.get(), segment, 0, {});
   }
@@ -102,8 +101,7 @@ class NanoAblationTest : public ::testing::Test {
           slot.come_back == ComeBack::kReplay ? kCut : plan.resume_at);
     }
     plan.floors = {{kCut, kCut + kAfter, kCut, 0}};
-    Segment segment{.sequence = sequence.get(), .begin = kCut};
-    segment.ids = std::span(ids).subspan(kCut, kAfter);
+    Segment segment = SegmentOf(sequence.get(), ids, kCut, kCut + kAfter);
     segment.plan = &plan;
     segment.logits_begin = kCut;
     return RunTokens(model_.get(), segment, 0, {});

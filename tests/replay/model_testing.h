@@ -47,19 +47,6 @@ class MemoryRows final : public CompactKvReader {
   std::vector<std::pair<uint32_t, Rows>> log;
 };
 
-// Rows [begin, end) of a timeline; no logits. Every segment of the tests is
-// made here.
-inline Segment SegmentOf(Sequence* sequence, std::span<const uint32_t> ids,
-                         uint64_t begin, uint64_t end) {
-  Segment segment;
-  segment.sequence = sequence;
-  segment.begin = begin;
-  segment.ids = ids.subspan(begin, end - begin);
-  segment.history = ids.first(begin);
-  segment.logits_begin = end;
-  return segment;
-}
-
 // The compact rows of the first `n_tokens` tokens, as a suspend stores them.
 inline absl::StatusOr<MemoryRows> CompactRowsOf(const ModelLayout& layout,
                                                 const Sequence& sequence,

@@ -63,7 +63,11 @@ void Mutate(json* value, testing::Random& random) {
 
 std::string MutatedText(const json& sound, testing::Random& random) {
   json changed = sound;
-  for (uint64_t n = random.Between(1, 3); n > 0; --n) Mutate(&changed, random);
+  for (uint64_t n = random.Between(1, 3); n > 0; --n) {
+    // Most keys of a config stand in its text_config.
+    const bool inside = changed.contains("text_config") && !random.OneIn(10);
+    Mutate(inside ? &changed["text_config"] : &changed, random);
+  }
   std::string text = changed.dump();
   if (!random.OneIn(10)) return text;
   const size_t at = random.Between(0, text.size() - 1);

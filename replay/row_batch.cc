@@ -11,7 +11,21 @@ namespace torpor::replay {
 
 namespace {
 
-absl::Status CheckSegment(const Segment& segment, uint64_t id_lookback) {
+// Ids that a row's n-grams are looked up by; those that only name an embedding
+// are the family's to check.
+absl::Status CheckIds(std::span<const uint32_t> ids, uint64_t begin,
+                      uint32_t vocab_size) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "token at position %d: got id %d, the vocabulary has %d", begin + i,
+        ids[i], vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSegment(const Segment& segment, uint64_t id_lookback,
+                          uint32_t vocab_size) {
   const uint64_t end = segment.begin + segment.ids.size();
   if (segment.ids.empty() || segment.logits_begin < segment.begin ||
       segment.logits_begin > end) {
@@ -27,7 +41,10 @@ absl::Status CheckSegment(const Segment& segment, uint64_t id_lookback) {
         "%d",
         segment.begin, segment.history.size(), wanted));
   }
-  return absl::OkStatus();
+  if (id_lookback == 0) return absl::OkStatus();
+  TORPOR_RETURN_IF_ERROR(CheckIds(segment.history.last(wanted),
+                                  segment.begin - wanted, vocab_size));
+  return CheckIds(segment.ids, segment.begin, vocab_size);
 }
 
 }  // namespace
@@ -39,7 +56,8 @@ absl::StatusOr<RowBatch> RowBatch::Make(std::span<const Segment> segments,
   RowBatch batch;
   batch.segments_ = segments;
   for (const Segment& segment : segments) {
-    TORPOR_RETURN_IF_ERROR(CheckSegment(segment, id_lookback));
+    TORPOR_RETURN_IF_ERROR(
+        CheckSegment(segment, id_lookback, layout.vocab_size));
     const uint64_t begin = segment.begin;
     const uint64_t end = begin + segment.ids.size();
     const ReplayPlan* plan = segment.plan;

@@ -37,8 +37,9 @@ std::vector<float> RowsOf(std::span<const RowRun> runs,
 
 class RowBatch {
  public:
-  // kInvalidArgument for no rows, more than `max_rows`, or less history than
-  // the `id_lookback` tokens before a segment. The segments outlive the batch.
+  // kInvalidArgument for no rows, more than `max_rows`, less history than the
+  // `id_lookback` tokens before a segment or, where there is a lookback, an id
+  // outside the vocabulary. The segments outlive the batch.
   static absl::StatusOr<RowBatch> Make(std::span<const Segment> segments,
                                        const ModelLayout& layout,
                                        uint64_t max_rows,

@@ -61,6 +61,10 @@ std::optional<std::vector<float>> RowValues(std::string_view format,
   if (row_bytes == 0 ? !rows.empty() : rows.size() % row_bytes != 0) {
     return std::nullopt;
   }
+  const uint64_t word = format == "bf16" || format == "f16" ? 2
+                        : format == "f32"                   ? 4
+                                                            : 1;
+  if (!rows.empty() && row_bytes % word != 0) return std::nullopt;
   if (format == "bf16") {
     return Words(rows, [](uint16_t w) { return kernels::ToFloat({w}); });
   }

@@ -14,8 +14,8 @@
 namespace torpor::replay {
 
 // Whole rows of `row_bytes` each, as floats: bf16, f16, f32, and the records of
-// DeepSeek V4.1. nullopt for another format, or bytes that are no whole rows;
-// no rows of a known format are no values.
+// DeepSeek V4.1. nullopt for another format, bytes that are no whole rows, or
+// rows of no whole elements; no rows of a known format are no values.
 std::optional<std::vector<float>> RowValues(std::string_view format,
                                             uint64_t row_bytes,
                                             std::span<const uint8_t> rows);

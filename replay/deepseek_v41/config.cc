@@ -3,6 +3,8 @@
 #include "replay/deepseek_v41/config.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -26,13 +28,24 @@ const json& TextOf(const json& config) {
   return nested != config.end() && nested->is_object() ? *nested : config;
 }
 
+// Above 0 and, as the forward takes it, still so in f32.
 double Positive(ConfigReader* r, const char* key, double fallback) {
+  using F32 = std::numeric_limits<float>;
   const double value = r->Number(key, fallback);
-  if (!(value > 0)) {
+  if (!(value >= F32::min() && value <= F32::max())) {
     r->Fail(absl::InvalidArgumentError(absl::StrFormat(
-        "config key '%s': got %g, wanted a number above 0", key, value)));
+        "config key '%s': got %g, wanted a number above 0 that f32 can hold",
+        key, value)));
   }
   return value;
+}
+
+// The key's object; null when absent or null.
+const json* ObjectAt(ConfigReader* r, const char* key) {
+  if (!r->Has(key)) return nullptr;
+  if (r->at(key).is_object()) return &r->at(key);
+  r->WrongType(key, "an object");
+  return nullptr;
 }
 
 void Want(ConfigReader* r, const char* key, const std::string& got,
@@ -69,8 +82,9 @@ void ReadLayers(ConfigReader* r, Config* c) {
       if (layer.index_source < layer.kv_source) {
         r->Fail(absl::InvalidArgumentError(absl::StrFormat(
             "config keys 'kv_source_layer_ids' and 'index_source_layer_ids': "
-            "layer %d reads the entries of layer %d and the picks of layer %d, "
-            "wanted an index source among the readers of those entries",
+            "got layer %d, which reads the entries of layer %d and the picks "
+            "of layer %d, wanted an index source among the readers of those "
+            "entries",
             l, layer.kv_source, layer.index_source)));
       }
     }
@@ -81,8 +95,9 @@ void ReadLayers(ConfigReader* r, Config* c) {
 void ReadIndexer(ConfigReader* r, Config* c) {
   c->index_heads = r->Int("index_n_heads", 32, 1, kMaxHeads);
   c->index_topk = r->Int("index_topk", 512, 1, kMany);
+  // transformers takes the last KV source where the key is absent or null.
   c->candidate_source =
-      r->Int("candidate_source_layer_id", -1, -1, c->n_layers - 1);
+      r->Int("candidate_source_layer_id", c->LastSource(), -1, c->n_layers - 1);
   if (c->candidate_source < 0) return;
   c->candidate_blocks = r->Int("candidate_topk_blocks", 2048, 1, kMany);
   c->candidate_block_size = r->Int("candidate_block_size", 8, 1, kMaxDim);
@@ -104,9 +119,10 @@ void ReadExperts(ConfigReader* r, Config* c) {
   c->n_active = r->Int("num_experts_per_tok", 6, 1, c->n_experts);
   c->n_shared = r->Int("n_shared_experts", 1, 0, 64);
   c->expert_dim = r->Int("moe_intermediate_size", 2304, 1, kMany);
-  c->routed_scale = r->Number("routed_scaling_factor", 1.5);
+  c->routed_scale = Positive(r, "routed_scaling_factor", 1.5);
   c->gate_temperature = Positive(r, "gate_temp", 1.0);
   c->swiglu_limit = r->Number("swiglu_limit", 10.0);
+  if (c->swiglu_limit != 0) c->swiglu_limit = Positive(r, "swiglu_limit", 10.0);
   Want(r, "scoring_func", r->String("scoring_func", "sqrtsoftplus"),
        "sqrtsoftplus");
   Want(r, "topk_method", r->String("topk_method", "noaux_tc"), "noaux_tc");
@@ -131,74 +147,102 @@ void ReadYarn(const json& object, const char* key, ConfigReader* r,
   } else if (type != "default") {
     Want(r, key, type, "yarn or default");
   }
+  // The model has none, whatever YaRN would make of the factor.
+  const double attention = scaling.Number("attention_factor", 1.0);
+  if (attention != 1.0) {
+    scaling.Fail(absl::UnimplementedError(absl::StrFormat(
+        "config key 'attention_factor': got %g, wanted 1", attention)));
+  }
   r->Fail(scaling.status());
 }
 
-// rope_theta, compress_rope_theta and rope_scaling as the release has them, or
-// rope_parameters with "main" and "compress" as transformers writes them.
+// rope_parameters' "main" and "compress", as transformers writes them.
+void ReadBothRopes(const json& both, ConfigReader* r, Config* c) {
+  constexpr const char* kKey = "rope_parameters";
+  ConfigReader parts(both);
+  const json* const main = ObjectAt(&parts, "main");
+  const json* const compress = ObjectAt(&parts, "compress");
+  r->Fail(parts.status());
+  if (main == nullptr || compress == nullptr) {
+    r->WrongType(kKey, "'main' and 'compress' in it");
+    return;
+  }
+  ConfigReader of_main(*main);
+  ConfigReader of_compress(*compress);
+  c->rope_theta = Positive(&of_main, "rope_theta", c->rope_theta);
+  c->compress_theta = Positive(&of_compress, "rope_theta", c->compress_theta);
+  const std::string type =
+      of_main.String("rope_type", of_main.String("type", "default"));
+  if (type != "default") Want(&of_main, kKey, type, "default of 'main'");
+  r->Fail(of_main.status());
+  r->Fail(of_compress.status());
+  ReadYarn(*compress, kKey, r, &c->yarn);
+}
+
+// Where rope_parameters has no "main" and "compress", they are the thetas of
+// their own keys, and rope_scaling is that of compressed layers: so the
+// release has it.
 void ReadRopes(ConfigReader* r, Config* c) {
   c->rope_theta = Positive(r, "rope_theta", 10'000.0);
   c->compress_theta = Positive(r, "compress_rope_theta", 160'000.0);
-  if (r->Has("rope_scaling") && r->at("rope_scaling").is_object()) {
-    ReadYarn(r->at("rope_scaling"), "rope_scaling", r, &c->yarn);
-    return;
+  const json* const scaling = ObjectAt(r, "rope_scaling");
+  const json* const parameters = ObjectAt(r, "rope_parameters");
+  if (parameters != nullptr &&
+      (parameters->contains("main") || parameters->contains("compress"))) {
+    ReadBothRopes(*parameters, r, c);
+  } else if (scaling != nullptr) {
+    ReadYarn(*scaling, "rope_scaling", r, &c->yarn);
+  } else if (parameters != nullptr) {
+    ReadYarn(*parameters, "rope_parameters", r, &c->yarn);
   }
-  if (!r->Has("rope_parameters") || !r->at("rope_parameters").is_object()) {
-    return;
+}
+
+// A list of integers of [0, most); empty when absent.
+std::vector<int64_t> ReadList(ConfigReader* r, const char* key, int64_t most) {
+  std::vector<int64_t> out;
+  if (!r->Has(key)) return out;
+  const json& list = r->at(key);
+  bool fits = list.is_array();
+  for (size_t i = 0; fits && i < list.size(); ++i) {
+    fits = list[i].is_number_unsigned() &&
+           list[i].get<uint64_t>() < static_cast<uint64_t>(most);
+    if (fits) out.push_back(list[i].get<int64_t>());
   }
-  const json& both = r->at("rope_parameters");
-  const auto part = [&](const char* name) -> const json& {
-    const auto it = both.find(name);
-    return it != both.end() && it->is_object() ? *it : both;
-  };
-  ConfigReader main(part("main"));
-  ConfigReader compress(part("compress"));
-  if (&main.object() != &both) {
-    c->rope_theta = Positive(&main, "rope_theta", c->rope_theta);
+  if (!fits) {
+    r->WrongType(key, absl::StrFormat("a list of integers of [0, %d)", most));
   }
-  if (&compress.object() != &both) {
-    c->compress_theta = Positive(&compress, "rope_theta", c->compress_theta);
-  }
-  r->Fail(main.status());
-  r->Fail(compress.status());
-  ReadYarn(compress.object(), "rope_parameters", r, &c->yarn);
+  return out;
 }
 
 void ReadEngram(ConfigReader* r, Config* c) {
-  if (!r->Has("engram_layer_ids")) return;
-  const json& layers = r->at("engram_layer_ids");
-  const auto rows = r->Has("engram_num_embeddings")
-                        ? r->at("engram_num_embeddings")
-                        : json::array();
-  if (!layers.is_array() || !rows.is_array() || layers.size() != rows.size()) {
-    r->WrongType("engram_layer_ids",
-                 "a list of layers as long as engram_num_embeddings");
+  constexpr const char* kLayers = "engram_layer_ids";
+  constexpr const char* kRows = "engram_num_embeddings";
+  c->engram_layers = ReadList(r, kLayers, c->n_layers);
+  c->engram_rows = ReadList(r, kRows, kMany);
+  if (!r->status().ok()) return;
+  if (std::adjacent_find(c->engram_layers.begin(), c->engram_layers.end(),
+                         std::greater_equal<>()) != c->engram_layers.end()) {
+    r->WrongType(kLayers, "layers in ascending order");
     return;
   }
-  if (layers.empty()) return;
+  if (c->engram_layers.size() != c->engram_rows.size()) {
+    r->Fail(absl::InvalidArgumentError(absl::StrFormat(
+        "config keys '%s' and '%s': got %d and %d entries, wanted as many",
+        kLayers, kRows, c->engram_layers.size(), c->engram_rows.size())));
+    return;
+  }
+  if (c->engram_layers.empty()) return;
   c->engram = {r->Int("engram_max_ngram_size", 4, 2, 16),
                r->Int("engram_n_heads", 8, 1, kMaxHeads),
                r->Int("engram_head_dim", 256, 1, kMaxDim),
-               r->Int("engram_vocab_size", 16'000'000, 1, kMany)};
+               r->Int("engram_vocab_size", 16'000'000, 1, kMany),
+               r->Int("engram_compressed_vocab_size", 0, 1, c->vocab_size)};
   c->engram_pad_id = r->Int(
       r->Has("engram_pad_token_id") ? "engram_pad_token_id" : "engram_pad_id",
       2, 0, c->vocab_size - 1);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const auto inside = [](const json& v, int64_t most) {
-      return v.is_number_unsigned() &&
-             v.get<uint64_t>() < static_cast<uint64_t>(most);
-    };
-    if (!inside(layers[i], c->n_layers) || !inside(rows[i], kMany) ||
-        (i > 0 && layers[i] <= layers[i - 1])) {
-      r->WrongType("engram_layer_ids",
-                   "layers of the model, ascending, and "
-                   "rows of their tables");
-      return;
-    }
-    const auto layer = layers[i].get<int64_t>();
-    c->engram_layers.push_back(layer);
-    c->engram_rows.push_back(rows[i].get<int64_t>());
-    c->layers[static_cast<size_t>(layer)].engram = static_cast<int64_t>(i);
+  for (size_t i = 0; i < c->engram_layers.size(); ++i) {
+    c->layers[static_cast<size_t>(c->engram_layers[i])].engram =
+        static_cast<int64_t>(i);
   }
 }
 
@@ -251,10 +295,10 @@ absl::StatusOr<Config> ParseConfig(const json& config) {
   ReadExperts(&r, &c);
   ReadRopes(&r, &c);
   ReadEngram(&r, &c);
-  if (r.Bool("attention_bias", false) || r.Bool("tie_word_embeddings", false)) {
+  for (const char* key : {"attention_bias", "tie_word_embeddings"}) {
+    if (!r.Bool(key, false)) continue;
     r.Fail(absl::UnimplementedError(
-        "config keys 'attention_bias' and 'tie_word_embeddings': got true, "
-        "wanted false"));
+        absl::StrFormat("config key '%s': got true, wanted false", key)));
   }
   TORPOR_RETURN_IF_ERROR(r.status());
   TORPOR_RETURN_IF_ERROR(CheckShapes(c));

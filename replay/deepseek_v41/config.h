@@ -41,6 +41,8 @@ struct EngramConfig {
   int64_t head_dim = 0;
   // The tables' sizes are the first primes of at least this.
   int64_t base_vocab = 0;
+  // Compressed ids; 0 = engram.json alone says it.
+  int64_t compressed_vocab = 0;
 
   [[nodiscard]] int64_t n_orders() const { return max_ngram - 1; }
   // Rows of the table that a token reads.

@@ -92,7 +92,17 @@ absl::StatusOr<EngramIndex> EngramIndex::Parse(std::string_view text,
   index.compressed_vocab_ =
       reader.Int("compressed_vocab_size", 0, 1, config.vocab_size);
   index.pad_ = reader.Int("pad_compressed_id", -1, 0, config.vocab_size);
-  TORPOR_RETURN_IF_ERROR(reader.status());
+  if (!reader.status().ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("engram.json: %s", reader.status().message()));
+  }
+  const int64_t said = config.engram.compressed_vocab;
+  if (said != 0 && index.compressed_vocab_ != said) {
+    return Wrong("compressed_vocab_size",
+                 absl::StrFormat("config.json's engram_compressed_vocab_size, "
+                                 "%d, got %d",
+                                 said, index.compressed_vocab_));
+  }
   const auto map = file.find("token_map");
   if (index.compressed_vocab_ == 0 || map == file.end() || !map->is_array() ||
       !Flatten(*map, &index.token_map_) ||
@@ -138,12 +148,23 @@ absl::Status EngramIndex::ReadTables(const json& file, const Config& config) {
                                           compressed_vocab_, shape_.max_ngram);
     }
     if (table.primes.empty()) {
-      // Never the same one twice, over all layers.
-      while (table.primes.size() < n_rows) {
+      // Never the same one twice, over all layers; no more of them than the
+      // table has rows for.
+      int64_t sum = 0;
+      while (table.primes.size() < n_rows && sum <= config.engram_rows[i]) {
         do {
           ++last_prime;
         } while (!IsPrime(last_prime));
         table.primes.push_back(last_prime);
+        sum += last_prime;
+      }
+      if (table.primes.size() < n_rows) {
+        return Wrong(
+            "primes",
+            absl::StrFormat("%d of them from %d on in the %d rows of "
+                            "layer %d's table",
+                            n_rows, config.engram.base_vocab,
+                            config.engram_rows[i], config.engram_layers[i]));
       }
     }
     if (table.offsets.empty()) {

@@ -55,9 +55,12 @@ std::vector<int32_t> CandidateBlocks(std::span<const float> scores,
     if (i % static_cast<size_t>(block_size) == 0) best.push_back(kNever);
     if (Better(scores[i], best.back())) best.back() = scores[i];
   }
-  // The newest block goes before all others.
-  best.back() = std::numeric_limits<float>::quiet_NaN();
-  return TopK(best, n_blocks);
+  // The newest block goes before all others, before a NaN too.
+  best.pop_back();
+  const auto newest = static_cast<int32_t>(best.size());
+  std::vector<int32_t> blocks = TopK(best, n_blocks - 1);
+  blocks.push_back(newest);
+  return blocks;
 }
 
 void KeepBlocks(std::span<const int32_t> blocks, int64_t block_size,

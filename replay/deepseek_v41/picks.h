@@ -19,7 +19,8 @@ namespace torpor::replay::deepseek_v41 {
 std::vector<int32_t> TopK(std::span<const float> scores, int64_t k);
 
 // Blocks of `block_size` scores that hold the best ones, `n_blocks` at most,
-// ascending. The block of the last score is always among them.
+// ascending. The block of the last score is always among them. REQUIRES:
+// block_size and n_blocks are at least 1.
 std::vector<int32_t> CandidateBlocks(std::span<const float> scores,
                                      int64_t block_size, int64_t n_blocks);
 

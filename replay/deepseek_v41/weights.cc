@@ -54,16 +54,21 @@ class LinearLoader {
       return linear;
     }
     linear.quantised_input = true;
+    // Every shape is checked before memory is taken for it.
+    std::vector<Quantised> all;
     int64_t rows = 0;
-    for (const TensorLoader::Part& part : parts) rows += part.rows;
+    for (const TensorLoader::Part& part : parts) {
+      TORPOR_ASSIGN_OR_RETURN(Quantised one, Find(part, k));
+      all.push_back(std::move(one));
+      rows += part.rows;
+    }
     linear.w = PackedMatrix::Empty(rows, k, compute_);
     int64_t at = 0;
-    for (const TensorLoader::Part& part : parts) {
-      TORPOR_RETURN_IF_ERROR(
-          Decode(part, k, [&](int64_t row, const float* band, int64_t n) {
-            linear.w.SetRows(at + row, band, n);
-          }));
-      at += part.rows;
+    for (const Quantised& one : all) {
+      Decode(one, k, [&](int64_t row, const float* band, int64_t n) {
+        linear.w.SetRows(at + row, band, n);
+      });
+      at += one.rows;
     }
     return linear;
   }
@@ -93,20 +98,28 @@ class LinearLoader {
     if (dtype == "F32" || dtype == "BF16") {
       return loader_.Table(name + ".weight", n, k);
     }
+    TORPOR_ASSIGN_OR_RETURN(const Quantised all, Find({name, n}, k));
     std::vector<float> out(static_cast<size_t>(n * k));
-    TORPOR_RETURN_IF_ERROR(
-        Decode({name, n}, k, [&](int64_t row, const float* band, int64_t rows) {
-          std::copy_n(band, rows * k, out.data() + row * k);
-        }));
+    Decode(all, k, [&](int64_t row, const float* band, int64_t rows) {
+      std::copy_n(band, rows * k, out.data() + row * k);
+    });
     return out;
   }
 
   using BandSink =
       std::function<void(int64_t row, const float* band, int64_t n)>;
 
-  // Gives the rows of quantised weights band by band.
-  absl::Status Decode(const TensorLoader::Part& part, int64_t k,
-                      const BandSink& sink) {
+  // Weights in codes and scales.
+  struct Quantised {
+    int64_t rows = 0;
+    bool fp4 = false;
+    // Rows of a scale.
+    int64_t block_rows = 1;
+    TensorView codes;
+    TensorView scales;
+  };
+
+  absl::StatusOr<Quantised> Find(const TensorLoader::Part& part, int64_t k) {
     if (k % kScaleSize != 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "tensor '%s.weight': %d columns of quantised weights, wanted a "
@@ -115,34 +128,40 @@ class LinearLoader {
     }
     TORPOR_ASSIGN_OR_RETURN(const std::string dtype,
                             loader_.DTypeNamed(part.name + ".weight"));
-    const bool fp4 = dtype == "U8" || dtype == "I8";
-    TORPOR_ASSIGN_OR_RETURN(
-        const TensorView codes,
-        loader_.Get(part.name + ".weight", {part.rows, fp4 ? k / 2 : k},
-                    {"F8_E4M3", "U8", "I8"}));
+    Quantised q;
+    q.rows = part.rows;
+    q.fp4 = dtype == "U8" || dtype == "I8";
+    TORPOR_ASSIGN_OR_RETURN(q.codes, loader_.Get(part.name + ".weight",
+                                                 {part.rows, q.fp4 ? k / 2 : k},
+                                                 {"F8_E4M3", "U8", "I8"}));
     // FP4 has a scale per row and 32 columns; FP8 one per 32x32 or 1x32.
     TORPOR_ASSIGN_OR_RETURN(const std::vector<int64_t> shape,
                             loader_.ShapeNamed(part.name + ".scale"));
-    const bool per_row = fp4 || (!shape.empty() && shape[0] == part.rows &&
-                                 part.rows != Blocks(part.rows));
-    const int64_t block_rows = per_row ? 1 : kScaleSize;
+    const bool per_row = q.fp4 || (!shape.empty() && shape[0] == part.rows &&
+                                   part.rows != Blocks(part.rows));
+    q.block_rows = per_row ? 1 : kScaleSize;
     TORPOR_ASSIGN_OR_RETURN(
-        const TensorView scales,
+        q.scales,
         loader_.Get(part.name + ".scale",
                     {per_row ? part.rows : Blocks(part.rows), Blocks(k)},
                     {"F8_E8M0"}));
-    const int64_t codes_stride = fp4 ? k / 2 : k;
+    return q;
+  }
+
+  // Gives the rows of quantised weights band by band.
+  void Decode(const Quantised& q, int64_t k, const BandSink& sink) {
+    const int64_t codes_stride = q.fp4 ? k / 2 : k;
     std::vector<float> band(static_cast<size_t>(kScaleSize * k));
-    for (int64_t row = 0; row < part.rows; row += kScaleSize) {
-      const int64_t n = std::min(kScaleSize, part.rows - row);
+    for (int64_t row = 0; row < q.rows; row += kScaleSize) {
+      const int64_t n = std::min(kScaleSize, q.rows - row);
       ops_.DecodeWeights(
-          {.format =
-               fp4 ? kernels::WeightFormat::kFp4 : kernels::WeightFormat::kFp8,
-           .codes = codes.bytes.data() + row * codes_stride,
+          {.format = q.fp4 ? kernels::WeightFormat::kFp4
+                           : kernels::WeightFormat::kFp8,
+           .codes = q.codes.bytes.data() + row * codes_stride,
            .codes_stride = codes_stride,
-           .scales = scales.bytes.data() + row / block_rows * Blocks(k),
+           .scales = q.scales.bytes.data() + row / q.block_rows * Blocks(k),
            .scales_stride = Blocks(k),
-           .block_rows = block_rows,
+           .block_rows = q.block_rows,
            .block_columns = kScaleSize,
            .n_rows = n,
            .dim = k,
@@ -150,7 +169,6 @@ class LinearLoader {
            .out_stride = k});
       sink(row, band.data(), n);
     }
-    return absl::OkStatus();
   }
 
   TensorLoader& loader_;

@@ -131,8 +131,11 @@ class ComparingTap final : public Tap {
 
   void OnChoice(std::string_view name, uint32_t layer, uint64_t position,
                 std::vector<int32_t>* ids) override {
-    std::vector<int32_t> wanted = numbers_.Row<int32_t>(
-        "layer." + std::to_string(layer) + "." + std::string(name), position);
+    const std::string tensor =
+        "layer." + std::to_string(layer) + "." + std::string(name);
+    // The oracle makes no blocks that no layer uses.
+    if (!numbers_.Has(tensor)) return;
+    std::vector<int32_t> wanted = numbers_.Row<int32_t>(tensor, position);
     std::erase(wanted, -1);
     ++n_choices_;
     if (*ids != wanted) ++choice_flips_;

@@ -20,7 +20,9 @@ LAYOUT = torpor.Layout(
     n_layers=3,
     vocab_size=1000,
     slots=(
-        Slot("heads", SlotKind.FULL, 0, 24, (0,), shard_axis=ShardAxis.HEADS, n_heads=2),
+        Slot(
+            "heads", SlotKind.FULL, 0, 24, (0,), shard_axis=ShardAxis.HEADS, n_heads=2
+        ),
         Slot("plain", SlotKind.FULL, 1, 40, (1,)),
         Slot("pooled", SlotKind.POOLED, 1, 20, (1,), tokens_per_row=4),
         Slot(
@@ -83,14 +85,16 @@ def rows_of(
     at = np.arange(width, dtype=np.uint64)[None, :]
     seed = np.uint64((salt * 8 + slot) * 1_000_003)
     mixed = ((seed + row) * np.uint64(65_537) + at) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(56)).astype(np.uint8)
+    rows: Bytes = (mixed >> np.uint64(56)).astype(np.uint8)
+    return rows
 
 
 def ids_of(salt: int, n: int) -> npt.NDArray[np.uint32]:
     """A longer run begins with the shorter one."""
     at = np.arange(n, dtype=np.uint64) + np.uint64(salt * 100_003)
     mixed = at * np.uint64(0x9E3779B97F4A7C15)
-    return ((mixed >> np.uint64(40)) % np.uint64(1000)).astype(np.uint32)
+    ids: npt.NDArray[np.uint32] = (mixed >> np.uint64(40)) % np.uint64(1000)
+    return ids.astype(np.uint32)
 
 
 def rows_for(
@@ -104,9 +108,7 @@ def rows_for(
     }
 
 
-def expect_rows(
-    woken: torpor.Woken, salt: int, layout: torpor.Layout = LAYOUT
-) -> None:
+def expect_rows(woken: torpor.Woken, salt: int, layout: torpor.Layout = LAYOUT) -> None:
     """Every compact row is the one that slept."""
     for i in layout.compact():
         slot = layout.slots[i]

@@ -43,7 +43,8 @@ from torpor.model import (
     Slot,
     SlotKind,
 )
-from torpor.resume import Lease, ResumeSpec, Tokens, Window, Woken
+from torpor.lease import Lease
+from torpor.resume import ResumeSpec, Tokens, Window, Woken
 from torpor.rows import Piece, Rows, RowSet
 from torpor.session import (
     Divergence,

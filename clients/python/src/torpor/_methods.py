@@ -13,9 +13,7 @@ from torpor.v1 import session_service_pb2 as session
 from torpor.v1 import types_pb2 as types
 
 BEGIN_SUSPEND: Method[session.BeginSuspendRequest, session.BeginSuspendResponse] = (
-    Method(
-        "SessionService/BeginSuspend", session.BeginSuspendResponse.FromString
-    )
+    Method("SessionService/BeginSuspend", session.BeginSuspendResponse.FromString)
 )
 PUT_ROWS: Method[session.PutRowsRequest, session.PutRowsResponse] = Method(
     "SessionService/PutRows", session.PutRowsResponse.FromString
@@ -25,14 +23,12 @@ COMMIT: Method[session.CommitRequest, types.SuspendReceipt] = Method(
 )
 ABANDON_SUSPEND: Method[
     session.AbandonSuspendRequest, session.AbandonSuspendResponse
-] = Method(
-    "SessionService/AbandonSuspend", session.AbandonSuspendResponse.FromString
-)
+] = Method("SessionService/AbandonSuspend", session.AbandonSuspendResponse.FromString)
 SUSPEND: Method[session.SuspendRequest, types.SuspendReceipt] = Method(
     "SessionService/Suspend", types.SuspendReceipt.FromString
 )
-BEGIN_RESUME: Method[session.BeginResumeRequest, session.BeginResumeResponse] = (
-    Method("SessionService/BeginResume", session.BeginResumeResponse.FromString)
+BEGIN_RESUME: Method[session.BeginResumeRequest, session.BeginResumeResponse] = Method(
+    "SessionService/BeginResume", session.BeginResumeResponse.FromString
 )
 READ_TOKENS: Method[session.ReadTokensRequest, types.TokenChunk] = Method(
     "SessionService/ReadTokens", types.TokenChunk.FromString

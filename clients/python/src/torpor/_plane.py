@@ -13,6 +13,9 @@ Plane = Literal["auto", "grpc", "shm"]
 # Below this a suspend's rows are not worth the calls that set a segment up.
 WORTH_SHARING = 16 << 20
 
+# Segments in a row that could not be taken before no more are offered.
+_MOST_FAILURES = 3
+
 
 class SegmentUnreachable(errors.Unavailable):
     """The descriptor socket does not answer; the call goes again over gRPC."""
@@ -30,6 +33,7 @@ class Planes:
         self._mode = mode
         self._path = _shm.unix_path(address)
         self._never = self._why_never()
+        self._failures = 0
         self.reason = self._never
         if mode == "shm" and self._never:
             raise errors.FailedPrecondition(self._never)
@@ -69,10 +73,13 @@ class Planes:
         except errors.TorporError as error:
             self.reason = error.message
             if self._mode == "shm":
-                raise errors.FailedPrecondition(error.message) from None
-            # No offers any more, for example from a container that sees the
-            # daemon's main socket only.
-            self._never = error.message
+                raise
+            # Once may be a daemon that is going away. More often it is, for
+            # example, a container that sees the daemon's main socket only.
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
+                self._never = error.message
             raise SegmentUnreachable(error.message) from None
+        self._failures = 0
         self.reason = ""
         return segment

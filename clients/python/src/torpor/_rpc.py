@@ -103,13 +103,13 @@ class Guarded(Generic[Req]):
 
     def __init__(self, messages: Iterable[Req]) -> None:
         self._messages = iter(messages)
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.on_error: Callable[[], object] = lambda: None
 
     def __iter__(self) -> Iterator[Req]:
         try:
             yield from self._messages
-        except BaseException as error:
+        except Exception as error:
             self.error = error
             self.on_error()
             raise
@@ -209,9 +209,7 @@ class Connection:
         stub = self._channel.unary_stream(
             method.path, _serialize, response_deserializer=method.parse
         )
-        return _answers(
-            stub(request, timeout=deadline.left(), metadata=self._metadata)
-        )
+        return _answers(stub(request, timeout=deadline.left(), metadata=self._metadata))
 
     def exchange(
         self, method: Method[Req, Res], messages: Iterable[Req], deadline: Deadline
@@ -249,9 +247,7 @@ def _same(raw: bytes) -> bytes:
     return raw
 
 
-def _answers(
-    call: _Answers[Res], guarded: Guarded[Req] | None = None
-) -> Iterator[Res]:
+def _answers(call: _Answers[Res], guarded: Guarded[Req] | None = None) -> Iterator[Res]:
     try:
         yield from call
     except grpc.RpcError as error:

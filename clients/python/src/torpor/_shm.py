@@ -197,9 +197,7 @@ def _take(path: str, nonce: bytes) -> tuple[socket.socket, list[int]]:
         connection.sendall(nonce)
         answer, fds, _, _ = socket.recv_fds(connection, 1, 4)
         if not answer:
-            raise errors.Unavailable(
-                f"descriptor socket {path}: closed by the daemon"
-            )
+            raise errors.Unavailable(f"descriptor socket {path}: closed by the daemon")
         if answer[0] != 0:
             code = _CODES.get(answer[0], "UNKNOWN")
             raise errors.of_code(

@@ -16,12 +16,14 @@ from typing import TypeVar
 
 from torpor import _methods as m
 from torpor import _tokens, admin, errors, rows
+from torpor import lease as _lease
 from torpor import resume as _resume
 from torpor import suspend as _suspend
 from torpor._plane import Plane, Planes
 from torpor._rpc import Connection, Deadline, Message, Method, Retry, Tls
 from torpor.model import Figures, Fingerprint, Layout, Model, ReplayMode
-from torpor.resume import Lease, ResumeSpec, Woken
+from torpor.lease import Lease
+from torpor.resume import ResumeSpec, Woken
 from torpor.session import ExtraKeySpan, SessionClass, SessionState, SuspendReceipt
 from torpor.suspend import SuspendSpec, Ticket, TicketHandle, new_operation_id
 from torpor.v1 import admin_service_pb2 as admin_pb
@@ -38,9 +40,7 @@ Res = TypeVar("Res")
 class Client:
     """Made by `connect`. Thread-safe; does not survive a fork."""
 
-    def __init__(
-        self, connection: Connection, planes: Planes, timeout: float
-    ) -> None:
+    def __init__(self, connection: Connection, planes: Planes, timeout: float) -> None:
         self._connection = connection
         self._planes = planes
         self._timeout = timeout
@@ -150,7 +150,7 @@ class Client:
         deadline = self._deadline(timeout)
         return self._connection.retrying(
             deadline,
-            lambda: _resume.begin_resume(
+            lambda: _lease.begin_resume(
                 self._connection,
                 self._planes,
                 self._timeout,
@@ -283,9 +283,7 @@ class Client:
         given = _tokens.as_ids(ids)
 
         def stream() -> Iterator[pb.LookupPrefixRequest]:
-            header = pb.LookupPrefixHeader(
-                model=model, fingerprint=fingerprint.to_pb()
-            )
+            header = pb.LookupPrefixHeader(model=model, fingerprint=fingerprint.to_pb())
             yield pb.LookupPrefixRequest(header=header)
             for chunk in _tokens.chunks(given, extra_keys):
                 yield pb.LookupPrefixRequest(tokens=chunk)

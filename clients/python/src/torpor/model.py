@@ -12,7 +12,17 @@ from torpor.v1 import session_service_pb2 as session_pb
 from torpor.v1 import types_pb2 as types_pb
 
 
-class SlotKind(enum.IntEnum):
+class WireEnum(enum.IntEnum):
+    """Numbers as proto/ has them."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise errors.Unimplemented(
+            f"{cls.__name__}: got {value}, which this client does not know"
+        )
+
+
+class SlotKind(WireEnum):
     FULL = 1
     SLIDING = 2
     CHUNKED = 3
@@ -21,7 +31,7 @@ class SlotKind(enum.IntEnum):
     RECURRENT = 6
 
 
-class ComeBack(enum.IntEnum):
+class ComeBack(WireEnum):
     """How a slot's rows come back at a resume."""
 
     PERSIST = 1
@@ -30,13 +40,13 @@ class ComeBack(enum.IntEnum):
     SNAPSHOT = 4
 
 
-class ShardAxis(enum.IntEnum):
+class ShardAxis(WireEnum):
     REPLICATED = 1
     HEADS = 2
     LAYERS = 3
 
 
-class ReplayMode(enum.IntEnum):
+class ReplayMode(WireEnum):
     BOUNDED = 1
     EXACT = 2
     SNAPSHOT = 3
@@ -202,9 +212,7 @@ class Layout:
 
     def compact(self) -> list[int]:
         """Indices of the slots whose rows are stored."""
-        return [
-            i for i, s in enumerate(self.slots) if s.come_back is ComeBack.PERSIST
-        ]
+        return [i for i, s in enumerate(self.slots) if s.come_back is ComeBack.PERSIST]
 
     def snapshot(self) -> list[int]:
         """Indices of the slots that a snapshot stores too."""
@@ -295,9 +303,7 @@ class ReplayPlan:
             resume_at=m.resume_at,
             replay_start=m.replay_start,
             exact=m.exact,
-            layers=tuple(
-                LayerPlan(x.layer, x.kv_begin, x.run_begin) for x in m.layers
-            ),
+            layers=tuple(LayerPlan(x.layer, x.kv_begin, x.run_begin) for x in m.layers),
             floors=tuple(
                 FloorRange(x.row_begin, x.row_end, x.floor, x.layer_begin)
                 for x in m.floors

@@ -3,31 +3,30 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torpor import errors
-from torpor.model import Fingerprint, ReplayMode
+from torpor.model import Fingerprint, ReplayMode, WireEnum
 from torpor.v1 import session_service_pb2 as pb
 from torpor.v1 import types_pb2 as types_pb
 
 
-class SessionClass(enum.IntEnum):
+class SessionClass(WireEnum):
     # Leaves only by delete or by its own TTL.
     DURABLE = 1
     # May be evicted, least recently used first.
     CACHE = 2
 
 
-class Provenance(enum.IntEnum):
+class Provenance(WireEnum):
     EXACT = 1
     APPROXIMATE = 2
     LOSSY = 3
     UNKNOWN = 4
 
 
-class Verdict(enum.IntEnum):
+class Verdict(WireEnum):
     """What the witness said of a rebuilt window."""
 
     # No window was rebuilt: an engine replays, or nothing was to be.

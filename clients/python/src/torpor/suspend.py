@@ -39,7 +39,7 @@ def new_operation_id() -> str:
     return secrets.token_hex(16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SuspendSpec:
     """What a suspend says of its session; see BeginSuspendHeader.
 
@@ -67,10 +67,12 @@ class SuspendSpec:
     holder: str = ""
     extra_keys: Sequence[ExtraKeySpan] = ()
 
+    def __post_init__(self) -> None:
+        # The dataclass is frozen; its fields are what was given, checked.
+        object.__setattr__(self, "ids", _tokens.as_ids(self.ids))
+
     def kv_end(self) -> int:
-        return (
-            self.tokens_kept + len(self.ids) if self.kv_len is None else self.kv_len
-        )
+        return self.tokens_kept + len(self.ids) if self.kv_len is None else self.kv_len
 
     def header(self, offer: pb.DataPlaneOffer | None) -> pb.BeginSuspendHeader:
         return pb.BeginSuspendHeader(
@@ -182,7 +184,7 @@ class Ticket:
         """Sends the rows of `given` that stand for tokens [begin, end); returns
         their bytes.
 
-        Never retried. Streams of one ticket may run beside each other, but each
+        Never retried here; to repeat one as it was is harmless. Streams of one ticket may run beside each other, but each
         block's rows wait for all of its slots and shards: name them all here, or
         send the same token range from every rank before the next one.
         """
@@ -356,7 +358,9 @@ def suspend(
     if offer is None and spec.tokens_kept == 0:
         return _in_one(connection, model, spec, given, witness, client_state, deadline)
     try:
-        ticket = begin(connection, planes, deadline.left(), model, spec, deadline, offer)
+        ticket = begin(
+            connection, planes, deadline.left(), model, spec, deadline, offer
+        )
     except SegmentUnreachable:
         ticket = begin(connection, planes, deadline.left(), model, spec, deadline)
     with ticket:

@@ -68,6 +68,25 @@ def test_a_suspend_is_tried_again_whole(
     assert last.HasField("commit")
 
 
+def test_a_ticket_that_died_with_its_daemon_is_opened_again(
+    fake: FakeDaemon, client: torpor.Client
+) -> None:
+    begun = pb.BeginSuspendResponse(ticket="t", block_size=toy.BLOCK)
+    begun.wanted.add(slot=toy.PLAIN, row_begin=16, row_end=20)
+    fake.answers["BeginSuspend"] = always(begun.SerializeToString())
+    fake.answers["AbandonSuspend"] = always(b"")
+    fake.answers["PutRows"] = refuse(grpc.StatusCode.NOT_FOUND, 1, always(b""))
+    receipt = types_pb2.SuspendReceipt(version=2).SerializeToString()
+    fake.answers["Commit"] = refuse(grpc.StatusCode.NOT_FOUND, 1, always(receipt))
+    spec = SuspendSpec(
+        "s", "toy", toy.ids_of(1, 20)[16:], expected_version=1, tokens_kept=16
+    )
+    assert client.suspend(spec, {"plain": toy.rows_of(1, 1, 0, 20)}).version == 2
+    headers = {got[0] for verb, got in fake.calls if verb == "BeginSuspend"}
+    assert fake.count("BeginSuspend") == 3
+    assert len(headers) == 1
+
+
 def test_attempts_end(fake: FakeDaemon, client: torpor.Client) -> None:
     fake.answers["Rewind"] = refuse(grpc.StatusCode.UNAVAILABLE, 99, always())
     with pytest.raises(torpor.Unavailable, match="refused"):

@@ -177,21 +177,35 @@ def test_views_of_shared_memory_may_not_be_kept(daemon: Daemon) -> None:
 
 
 def test_falls_back_to_grpc_and_says_why(daemon: Daemon) -> None:
-    client = daemon.connect()
-    toy.register(client)
-    client.suspend(SuspendSpec("s", "toy", toy.ids_of(9, 64)), toy.rows_for(9, 64))
+    once = torpor.Retry(attempts=1)
+    client = daemon.connect(retry=once)
+    layout = toy.wide_layout(4096)
+    toy.register(client, "wide", layout, block=256)
+    rows = toy.rows_for(9, 2100, layout)
+    client.suspend(
+        SuspendSpec("small", "wide", toy.ids_of(9, 64)),
+        {slot: array[:64] for slot, array in rows.items()},
+    )
     assert "bytes of rows" in client.plane_reason
-    toy.expect_rows(client.resume(ResumeSpec("s", **ENGINE)), 9)  # type: ignore[arg-type]
+    woken = wake(client, "small")
     assert client.plane_reason == ""
+    assert woken.receipt.shared_memory_bytes == 64 * 8192
     (daemon.dir / "run/s.fd").unlink()
-    for _ in range(5):
-        woken = client.resume(ResumeSpec("s", **ENGINE))  # type: ignore[arg-type]
-        toy.expect_rows(woken, 9)
-        assert woken.receipt.shared_memory_bytes == 0
-        assert "descriptor socket" in client.plane_reason
-    only = daemon.connect(plane="shm", retry=torpor.Retry(attempts=2))
+    # Each of them offers shared memory, cannot take it, and is served.
+    receipt = client.suspend(SuspendSpec("s", "wide", toy.ids_of(9, 2100)), rows)
+    assert "descriptor socket" in client.plane_reason
+    woken = wake(client, "s")
+    toy.expect_rows(woken, 9, layout)
+    assert receipt.shared_memory_bytes == woken.receipt.shared_memory_bytes == 0
+    spec = ResumeSpec("s", **ENGINE)  # type: ignore[arg-type]
+    with daemon.connect(retry=once).begin_resume(spec) as lease:
+        assert (lease.read_rows(["k"])["k"].array == rows["k"]).all()
+    # After three it offers no more.
+    wake(client, "s")
+    assert "descriptor socket" in client.plane_reason
+    only = daemon.connect(plane="shm", retry=once)
     with pytest.raises(torpor.Unavailable, match="descriptor socket"):
-        only.resume(ResumeSpec("s", **ENGINE))  # type: ignore[arg-type]
+        wake(only, "s")
 
 
 @pytest.mark.parametrize("plane", ["grpc", "shm"])

@@ -138,6 +138,38 @@ def test_snapshot_and_its_witness_come_back(any_plane: torpor.Client) -> None:
     assert engine.begun.witness == witness
 
 
+def test_a_recurrent_state_comes_back_or_is_missed(client: torpor.Client) -> None:
+    layout = torpor.Layout(
+        "rec",
+        2,
+        1000,
+        (
+            toy.LAYOUT.slots[toy.HEADS],
+            torpor.Slot(
+                "state",
+                torpor.SlotKind.RECURRENT,
+                1,
+                32,
+                (1,),
+                come_back=torpor.ComeBack.SNAPSHOT,
+            ),
+        ),
+    )
+    toy.register(client, "rec", layout)
+    rows = toy.rows_for(11, 50, layout, window=True)
+    assert rows["state"].shape == (1, 32)
+    spec = SuspendSpec("s", "rec", toy.ids_of(11, 50), with_snapshot=True)
+    assert client.suspend(spec, rows).snapshot_bytes == 32
+    try:
+        woken = client.resume(ResumeSpec("s", mode="snapshot"))
+    except torpor.DataLoss as error:
+        # A wake without the state would go on from another one.
+        assert "rows of slot 'state'" in error.message
+    else:
+        assert woken.window is not None
+        assert (woken.window.rows["state"].array == rows["state"]).all()
+
+
 def test_views_of_shared_memory_may_not_be_kept(daemon: Daemon) -> None:
     client = daemon.connect(plane="shm")
     toy.register(client)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +234,34 @@ def test_tokens_are_tenants() -> None:
             with pytest.raises(torpor.Unauthenticated) as caught:
                 daemon.connect(token=token).describe("s")
             assert caught.value.field == "authorization"
+    finally:
+        daemon.close()
+
+
+def test_tls_over_tcp(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("wanted openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=torpor"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*words.split(), *names, *files], check=True, capture_output=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    daemon = Daemon(f"tls = {{ certificate = '{certificate}', key = '{key}' }}")
+    daemon.listen.append(address)
+    try:
+        daemon.start()
+        with torpor.connect(address, tls=certificate) as client:
+            toy.register(client)
+            sleep(client, "s", 1)
+            toy.expect_rows(wake(client, "s"), 1)
+            assert "no unix socket" in client.plane_reason
+        # Another trust, or none: nobody answers.
+        for tls in (None, True):
+            with pytest.raises(torpor.Unavailable):
+                torpor.connect(address, tls=tls)
     finally:
         daemon.close()
 

@@ -176,7 +176,7 @@ class Lease:
             self.close()
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(timeout or self._timeout)
+        return Deadline(self._timeout if timeout is None else timeout)
 
     def _use_segment(self) -> Segment | None:
         """The lease's segment, for one stream at a time."""

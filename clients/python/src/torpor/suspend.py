@@ -199,7 +199,7 @@ class Ticket:
         )
         if not slots:
             return 0
-        deadline = Deadline(timeout or self._timeout)
+        deadline = Deadline(self._timeout if timeout is None else timeout)
         segment, own = self._segment_for(sum(s.n_bytes for s in slots), deadline)
         try:
             stream = (
@@ -262,7 +262,9 @@ class Ticket:
             client_state=client_state,
         )
         answer = self._connection.unary(
-            m.COMMIT, request, Deadline(timeout or self._timeout)
+            m.COMMIT,
+            request,
+            Deadline(self._timeout if timeout is None else timeout),
         )
         self.receipt = SuspendReceipt.from_pb(answer)
         self.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -132,3 +133,34 @@ def test_what_python_puts_to_sleep_the_engine_wakes(
         words += ["--generate", "12", "--no-sleep"]
         texts.append(daemon.torpor(*words)[:12])
     assert texts[0] == texts[1]
+
+
+def test_a_snapshot_has_the_rows_of_an_open_group(daemon: Daemon) -> None:
+    client = daemon.connect()
+    directory = ROOT / "tests/oracles/deepseek_v41/plain"
+    model = client.models.register("v41", directory=directory)
+    ids = [i % 160 for i in range(102)]
+    file = daemon.dir / "ids.json"
+    file.write_text(json.dumps(ids))
+    words = ["--session", "a", "--model", "v41", "--tokens", str(file)]
+    daemon.torpor("run", *words, "--generate", "1")
+    for cut in (101, 102):
+        a = client.resume(ResumeSpec("a", mode="exact", cut=cut))
+        assert a.window is not None
+        # Pairs of tokens make a row: token 100 waits for its other half.
+        open_rows = a.window.rows["layer.2.open"]
+        assert (open_rows.first, len(open_rows.array)) == (cut // 2 * 2, cut % 2)
+        rows = {s: a.compact[s] for s in a.compact} | {
+            s: a.window.rows[s] for s in a.window.rows
+        }
+        copy = f"copy-{cut}"
+        spec = SuspendSpec(copy, "v41", ids[:cut], with_snapshot=True)
+        windows = {s: a.window.rows[s] for s in a.window.rows}
+        witness = torpor.make_witness(model.layout, cut, windows, model.numerics_id)
+        client.suspend(spec, rows, witness=witness)
+        for mode in ("snapshot", "exact"):
+            b = client.resume(ResumeSpec(copy, mode=mode))
+            assert b.window is not None
+            same_rows(a.compact, b.compact)
+            same_rows(a.window.rows, b.window.rows)
+            assert b.window.verdict is torpor.Verdict.EXACT

@@ -31,6 +31,8 @@ int SumOfWritten(float* y, bool broken);
 int Increment(float* y, int n, bool broken);
 // Copies n 4-byte words in vectors of `lanes` (1, 2, 4).
 int CopyVectors(const uint32_t* x, uint32_t* y, int n, int lanes);
+// Each quartet (a, b, c, d) of 64 floats becomes (a + b, b + a + d, c, d).
+int AddLanes(const float* x, float* y);
 // Reads one float from byte `offset` of x.
 int ReadFloatAt(const uint8_t* x, float* y, int offset);
 // Each thread writes byte t of y (n = 64). Broken: byte t / 2.

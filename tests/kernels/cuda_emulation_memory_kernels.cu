@@ -89,6 +89,17 @@ void CopyKernel(const uint32_t* x, uint32_t* y, int n) {
   }
 }
 
+TORPOR_KERNEL(16)
+void AddLanesKernel(const float* x, float* y) {
+  const float4 v = reinterpret_cast<const float4*>(x)[threadIdx.x];
+  float4 sum;
+  sum.x = v.x + v.y;
+  sum.y = v.y + v.x + v.w;
+  sum.z = v.z;
+  sum.w = v.w;
+  reinterpret_cast<float4*>(y)[threadIdx.x] = sum;
+}
+
 TORPOR_KERNEL(1)
 void ReadFloatKernel(const uint8_t* x, float* y, int offset) {
   *y = *reinterpret_cast<const float*>(x + offset);
@@ -159,6 +170,10 @@ int CopyVectors(const uint32_t* x, uint32_t* y, int n, int lanes) {
     default:
       return TORPOR_LAUNCH(CopyKernel<float4>, 1, 32, 0, nullptr, x, y, n);
   }
+}
+
+int AddLanes(const float* x, float* y) {
+  return TORPOR_LAUNCH(AddLanesKernel, 1, 16, 0, nullptr, x, y);
 }
 
 int ReadFloatAt(const uint8_t* x, float* y, int offset) {

@@ -29,6 +29,7 @@ void* Reserve(size_t bytes) {
 }
 
 uint8_t* Bytes(uintptr_t address) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   return reinterpret_cast<uint8_t*>(address);
 }
 

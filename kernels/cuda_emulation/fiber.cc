@@ -44,6 +44,7 @@ Fiber::Fiber() {
 }
 
 Fiber::~Fiber() {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   munmap(reinterpret_cast<void*>(stack_ - kGuardBytes),
          kGuardBytes + kStackBytes);
 }

@@ -45,7 +45,7 @@ void* DynamicSharedMemory() { return running->runner->shared().dynamic(); }
 
 }  // namespace torpor::kernels::emulation
 
-// NOLINTBEGIN(readability-identifier-naming)
+// NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses)
 using torpor::kernels::emulation::Update;
 
 #define TORPOR_ATOMICS(type)                                              \
@@ -79,4 +79,4 @@ float atomicAdd(float* at, float value) {
   return Update(at, __builtin_return_address(0),
                 [value](float before) { return before + value; });
 }
-// NOLINTEND(readability-identifier-naming)
+// NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)

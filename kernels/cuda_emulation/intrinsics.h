@@ -38,7 +38,8 @@ enum class WarpOp : uint8_t {
 
 void BlockBarrier(Place place);
 // Waits for the lanes of `mask`, each with a value and an operand, and returns
-// the value of the lane that `op` asks for, or the ballot's bits.
+// the value of the lane that `op` asks for (all ones when that is not in the
+// mask), or the ballot's bits.
 uint64_t WarpCollective(WarpOp op, uint32_t mask, uint64_t value, int operand,
                         Place place);
 

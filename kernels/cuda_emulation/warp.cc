@@ -8,6 +8,20 @@
 #include "kernels/cuda_emulation/block.h"
 
 namespace torpor::kernels::emulation {
+namespace {
+
+// The lane whose value a shuffle gives `thread`.
+uint32_t SourceLane(const Thread& thread) {
+  const auto lane = static_cast<int>(thread.who.lane);
+  int from = lane;
+  if (thread.op == WarpOp::kShuffle) from = thread.operand & 31;
+  if (thread.op == WarpOp::kShuffleXor) from = (lane ^ thread.operand) & 31;
+  if (thread.op == WarpOp::kShuffleUp) from = lane - thread.operand;
+  if (thread.op == WarpOp::kShuffleDown) from = lane + thread.operand;
+  return static_cast<uint32_t>(from < 0 || from > 31 ? lane : from);
+}
+
+}  // namespace
 
 uint64_t BlockRunner::WaitInWarp(Thread& thread, WarpOp op, uint32_t mask,
                                  uint64_t value, int operand, Place place) {
@@ -68,37 +82,20 @@ void BlockRunner::Synchronise(uint32_t warp, uint32_t mask) {
 }
 
 uint64_t BlockRunner::ResultOf(const Thread& thread) const {
-  const auto lane = static_cast<int>(thread.who.lane);
-  int from = lane;
-  switch (thread.op) {
-    case WarpOp::kSync:
-      return 0;
-    case WarpOp::kBallot: {
-      uint64_t ballot = 0;
-      for (uint32_t lanes = thread.mask; lanes != 0; lanes &= lanes - 1) {
-        const auto other = static_cast<uint32_t>(__builtin_ctz(lanes));
-        ballot |= threads_[thread.who.warp * kWarpLanes + other]->value
-                  << other;
-      }
-      return ballot;
-    }
-    case WarpOp::kShuffle:
-      from = thread.operand & 31;
-      break;
-    case WarpOp::kShuffleXor:
-      from = (lane ^ thread.operand) & 31;
-      break;
-    case WarpOp::kShuffleUp:
-      from = lane - thread.operand;
-      if (from < 0) from = lane;
-      break;
-    case WarpOp::kShuffleDown:
-      from = lane + thread.operand;
-      if (from > 31) from = lane;
-      break;
+  const uint32_t first = thread.who.warp * kWarpLanes;
+  if (thread.op == WarpOp::kSync) return 0;
+  if (thread.op != WarpOp::kBallot) {
+    const uint32_t from = SourceLane(thread);
+    // CUDA gives something undefined; these bits are NaN.
+    if ((thread.mask >> from & 1u) == 0) return ~uint64_t{0};
+    return threads_[first + from]->value;
   }
-  return threads_[thread.who.warp * kWarpLanes + static_cast<uint32_t>(from)]
-      ->value;
+  uint64_t ballot = 0;
+  for (uint32_t lanes = thread.mask; lanes != 0; lanes &= lanes - 1) {
+    const auto other = static_cast<uint32_t>(__builtin_ctz(lanes));
+    ballot |= threads_[first + other]->value << other;
+  }
+  return ballot;
 }
 
 uint64_t WarpCollective(WarpOp op, uint32_t mask, uint64_t value, int operand,

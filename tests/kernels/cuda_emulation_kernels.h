@@ -81,12 +81,13 @@ enum class Barrier { kSound, kSomeExit, kTwoPlaces };
 int Barriers(float* y, Barrier kind);
 
 enum class Warp {
-  kSound,         // halves of a warp shuffle with their own masks
-  kExited,        // lanes 16.. return before a shuffle of all
-  kLaterExit,     // the same, when others wait already
-  kAtBarrier,     // lanes 16.. wait in __syncthreads instead
-  kOtherMask,     // lanes 16.. name another mask
-  kNotInMask,     // the caller is not in its own mask
+  kSound,        // halves of a warp shuffle with their own masks
+  kExited,       // lanes 16.. return before a shuffle of all
+  kLaterExit,    // the same, when others wait already
+  kAtBarrier,    // lanes 16.. wait in __syncthreads instead
+  kOtherMask,    // lanes 16.. name another mask
+  kNotInMask,    // the caller is not in its own mask
+  kFromOutside,  // sound, but lane 15 takes the value of lane 16, which is gone
   kPastBlockEnd,  // a block of 40 shuffles with all 32 lanes
 };
 int Warps(int* y, Warp kind);

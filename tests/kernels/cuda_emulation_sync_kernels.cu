@@ -138,6 +138,10 @@ void WarpsKernel(int* y, Warp kind) {
     case Warp::kNotInMask:
       v = __shfl_xor_sync(0x0000ffffu, v, 1);
       break;
+    case Warp::kFromOutside:
+      if (upper) return;
+      v = __shfl_down_sync(0x0000ffffu, v, 1u);
+      break;
     case Warp::kPastBlockEnd:
       break;
   }

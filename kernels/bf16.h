@@ -8,6 +8,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/device_function.h"
+
 namespace torpor::kernels {
 
 struct Bf16 {
@@ -15,12 +17,12 @@ struct Bf16 {
   friend bool operator==(Bf16, Bf16) = default;
 };
 
-constexpr float ToFloat(Bf16 v) {
+TORPOR_DEVICE constexpr float ToFloat(Bf16 v) {
   return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16);
 }
 
 // Round to nearest, ties to even. A NaN stays a (quiet) NaN.
-constexpr Bf16 ToBf16(float v) {
+TORPOR_DEVICE constexpr Bf16 ToBf16(float v) {
   const auto u = std::bit_cast<uint32_t>(v);
   if ((u & 0x7fffffffu) > 0x7f800000u) {
     return {static_cast<uint16_t>((u >> 16) | 0x40u)};
@@ -29,7 +31,9 @@ constexpr Bf16 ToBf16(float v) {
 }
 
 // The nearest value that a bf16 holds.
-constexpr float RoundToBf16(float v) { return ToFloat(ToBf16(v)); }
+TORPOR_DEVICE constexpr float RoundToBf16(float v) {
+  return ToFloat(ToBf16(v));
+}
 
 }  // namespace torpor::kernels
 

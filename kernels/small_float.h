@@ -13,6 +13,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/device_function.h"
+
 namespace torpor::kernels {
 
 inline constexpr float kE2m1Max = 6.0f;
@@ -35,7 +37,8 @@ inline constexpr uint32_t kInfinity = 0x7f800000u;
 // The bits below the sign of the number nearest to a float's magnitude, ties to
 // an even code, in a format of `mantissa_bits` and exponent `bias`, as if its
 // exponents had no end. `u` are the magnitude's bits; not NaN.
-constexpr uint32_t Nearest(uint32_t u, int mantissa_bits, int bias) {
+TORPOR_DEVICE constexpr uint32_t Nearest(uint32_t u, int mantissa_bits,
+                                         int bias) {
   const auto field = static_cast<int>(u >> 23);
   const uint32_t mantissa = (u & 0x7fffffu) | (field == 0 ? 0u : 0x800000u);
   const int exponent = (field == 0 ? 1 : field) - 127;
@@ -53,7 +56,7 @@ constexpr uint32_t Nearest(uint32_t u, int mantissa_bits, int bias) {
 }  // namespace small_float
 
 // The low four bits of `code`.
-constexpr float E2m1ToFloat(uint8_t code) {
+TORPOR_DEVICE constexpr float E2m1ToFloat(uint8_t code) {
   constexpr float kValues[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
   const float magnitude = kValues[code & 7];
   return (code & 8) != 0 ? -magnitude : magnitude;
@@ -62,7 +65,7 @@ constexpr float E2m1ToFloat(uint8_t code) {
 // Nearest, ties to an even code (0.25 0.75 1.25 1.75 2.5 3.5 5 give codes 0 2 2
 // 4 4 6 6), saturating at 6; keeps the sign, a zero's too. NaN: 6 with its
 // sign.
-constexpr uint8_t FloatToE2m1(float v) {
+TORPOR_DEVICE constexpr uint8_t FloatToE2m1(float v) {
   const auto u = std::bit_cast<uint32_t>(v);
   const uint32_t magnitude = u & small_float::kMagnitude;
   uint32_t code = small_float::Nearest(magnitude, 1, 1);
@@ -70,7 +73,7 @@ constexpr uint8_t FloatToE2m1(float v) {
   return static_cast<uint8_t>((u >> 28 & 8u) | code);
 }
 
-constexpr float E4m3ToFloat(uint8_t code) {
+TORPOR_DEVICE constexpr float E4m3ToFloat(uint8_t code) {
   if ((code & 0x7f) == kE4m3NanCode) {
     return std::bit_cast<float>(kDecodedNanBits);
   }
@@ -86,7 +89,7 @@ constexpr float E4m3ToFloat(uint8_t code) {
 
 // Nearest, ties to an even code, saturating at 448 (infinities too); keeps the
 // sign, a zero's and a NaN's too.
-constexpr uint8_t FloatToE4m3(float v) {
+TORPOR_DEVICE constexpr uint8_t FloatToE4m3(float v) {
   const auto u = std::bit_cast<uint32_t>(v);
   const uint32_t magnitude = u & small_float::kMagnitude;
   const uint32_t sign = u >> 24 & 0x80u;
@@ -98,7 +101,7 @@ constexpr uint8_t FloatToE4m3(float v) {
                               (code < kE4m3MaxCode ? code : kE4m3MaxCode));
 }
 
-constexpr float Ue8m0ToFloat(uint8_t code) {
+TORPOR_DEVICE constexpr float Ue8m0ToFloat(uint8_t code) {
   if (code == kUe8m0NanCode) return std::bit_cast<float>(kDecodedNanBits);
   // 2^-127 is a subnormal float.
   const uint32_t u = code == 0 ? 0x400000u : static_cast<uint32_t>(code) << 23;
@@ -107,7 +110,7 @@ constexpr float Ue8m0ToFloat(uint8_t code) {
 
 // The smallest power of two that is not below v, by v's bits; v <= 2^-127 gives
 // 0, above 2^127 and infinity 254, NaN 255. REQUIRES: v has no sign.
-constexpr uint8_t CeilToUe8m0(float v) {
+TORPOR_DEVICE constexpr uint8_t CeilToUe8m0(float v) {
   const auto u = std::bit_cast<uint32_t>(v);
   if (u > small_float::kInfinity) return kUe8m0NanCode;
   if (u <= 0x400000u) return 0;

@@ -11,13 +11,23 @@
 
 #include "kernels/cuda_simt.h"
 
+// Of helpers that hold arrays in registers: a call would put them into memory.
+#define TORPOR_INLINE __attribute__((always_inline)) inline
+// Before a loop that indexes such an array.
+#ifdef __CUDACC__
+#define TORPOR_UNROLL _Pragma("unroll")
+#else
+#define TORPOR_UNROLL
+#endif
+
 namespace torpor::kernels::device {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Enough tiles for n_groups groups of n_rows rows together: each group has at
 // most one that is not full.
-inline int64_t TilesAtMost(int64_t n_rows, int64_t n_groups, int64_t tile_rows) {
+inline int64_t TilesAtMost(int64_t n_rows, int64_t n_groups,
+                           int64_t tile_rows) {
   const int64_t ragged = n_groups < n_rows ? n_groups : n_rows;
   return n_rows / tile_rows + ragged;
 }

@@ -13,11 +13,15 @@
 
 // Of helpers that hold arrays in registers: a call would put them into memory.
 #define TORPOR_INLINE __attribute__((always_inline)) inline
-// Before a loop that indexes such an array.
+// Before a loop that indexes such an array, and before one that is to be
+// unrolled `n` times, no more: registers are few.
 #ifdef __CUDACC__
-#define TORPOR_UNROLL _Pragma("unroll")
+#define TORPOR_PRAGMA(text) _Pragma(#text)
+#define TORPOR_UNROLL TORPOR_PRAGMA(unroll)
+#define TORPOR_UNROLL_BY(n) TORPOR_PRAGMA(unroll n)
 #else
 #define TORPOR_UNROLL
+#define TORPOR_UNROLL_BY(n)
 #endif
 
 namespace torpor::kernels::device {

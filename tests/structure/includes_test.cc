@@ -63,7 +63,7 @@ const std::vector<Narrow>& Narrows() {
                   "\\.cc|replay/fingerprint\\.cc|(service|bench)/.*")},
       {"immintrin.h", std::regex("kernels/simd_.*\\.h")},
       {"cpuid.h", std::regex("kernels/isa\\.cc")},
-      {"cuda", std::regex("kernels/.*_cuda\\.(cu|h|cc)")},
+      {"cuda", std::regex("kernels/(cuda_simt\\.h|.*_cuda\\.cc)")},
   };
   return *narrows;
 }
@@ -71,7 +71,8 @@ const std::vector<Narrow>& Narrows() {
 bool IsStandard(const std::string& header) {
   // <vector>, <sys/mman.h>, <unistd.h>: no slash, or a POSIX folder.
   static const std::regex standard(
-      "[a-z_0-9]+|(dlfcn|fcntl|unistd|dirent|stdlib|signal|poll|errno|pthread|"
+      "[a-z_0-9]+|(dlfcn|link|ucontext|fcntl|unistd|dirent|stdlib|signal|poll|"
+      "errno|pthread|"
       "sched|"
       "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/"
       "inet|malloc|spawn|termios)\\.h");

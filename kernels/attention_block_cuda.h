@@ -224,25 +224,28 @@ class AttentionBlock {
   TORPOR_DEVICE_ONLY void LoadSlice(const T* rows, int s, Visible seen) {
     constexpr int kPer = 16 / static_cast<int>(sizeof(T));
     constexpr int kPerRow = kSlice / kPer;
-    constexpr int kLoads = kPage * kPerRow / kAttentionThreads;
+    constexpr int kStep = kAttentionThreads / kPerRow;
+    constexpr int kLoads = kPage / kStep;
+    const int first = Thread() / kPerRow;
+    const int column = Thread() % kPerRow * kPer;
+    const bool inside = s * kSlice + column < head_dim_;
+    const T* from = rows + first * head_dim_ + s * kSlice + column;
     uint4 x[kLoads];
     TORPOR_UNROLL
     for (int i = 0; i < kLoads; ++i) {
-      const int at = Thread() + i * kAttentionThreads;
-      const int token = at / kPerRow;
-      const int d = s * kSlice + at % kPerRow * kPer;
+      const int token = first + i * kStep;
       x[i] = make_uint4(0, 0, 0, 0);
-      if (token >= seen.begin && token < seen.end && d < head_dim_) {
-        x[i] = *reinterpret_cast<const uint4*>(rows + token * head_dim_ + d);
+      if (token >= seen.begin && token < seen.end && inside) {
+        x[i] = *reinterpret_cast<const uint4*>(from);
       }
+      from += kStep * head_dim_;
     }
     // Whoever still reads the slice before.
     __syncthreads();
+    float* to = slice_ + first * kSliceStride + column;
     TORPOR_UNROLL
-    for (int i = 0; i < kLoads; ++i) {
-      const int at = Thread() + i * kAttentionThreads;
-      Unpack(x[i], slice_ + at / kPerRow * kSliceStride + at % kPerRow * kPer);
-    }
+    for (int i = 0; i < kLoads; ++i)
+      Unpack(x[i], to + i * kStep * kSliceStride);
     __syncthreads();
   }
 

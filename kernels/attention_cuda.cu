@@ -17,7 +17,7 @@ constexpr int64_t kSplitBlocks = 64;
 constexpr int64_t kGridTiles = 1 << 20;
 
 template <typename T, int kSlices, int kRowsPerThread>
-TORPOR_KERNEL(kAttentionThreads)
+TORPOR_KERNEL(kAttentionThreads, 2)
 void AttentionPartsKernel(AttentionArgs args) {
   TORPOR_DYNAMIC_SHARED(float, shared);
   const AttentionRows rows = FindAttentionRows(args);

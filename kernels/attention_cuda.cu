@@ -7,7 +7,7 @@
 
 #include "kernels/attention_block_cuda.h"
 #include "kernels/attention_cuda.h"
-#include "kernels/gemm_tile_cuda.h"
+#include "kernels/cuda_errors.h"
 
 namespace torpor::kernels {
 namespace {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda_errors.h"
 #include "kernels/device_quads.h"
 #include "kernels/device_tiles.h"
 #include "kernels/gemm_cuda.h"
@@ -102,10 +103,6 @@ TORPOR_DEVICE_ONLY inline void UnpackUnit(const uint4& x, float (&out)[4]) {
   out[2] = __uint_as_float(x.z);
   out[3] = __uint_as_float(x.w);
 }
-
-// Error numbers of CUDA.
-inline constexpr int kCudaInvalidValue = 1;
-inline constexpr int kCudaNotSupported = 801;
 
 // kTensorCores, in gemm_mma_cuda.cu.
 int LaunchGemmMma(const GemmArgs& args, DType a_dtype, CudaStream stream);

@@ -4,9 +4,9 @@
 // elements of one head of K or V at a time: 16 bytes where dtypes agree, a quad
 // otherwise.
 
+#include "kernels/cuda_errors.h"
 #include "kernels/device_quads.h"
 #include "kernels/device_tiles.h"
-#include "kernels/gemm_tile_cuda.h"
 #include "kernels/kv_rows_cuda.h"
 
 namespace torpor::kernels {

@@ -8,7 +8,6 @@
 namespace torpor::kernels {
 
 inline constexpr int kCudaInvalidValue = 1;
-inline constexpr int kCudaNotSupported = 801;
 
 }  // namespace torpor::kernels
 

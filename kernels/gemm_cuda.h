@@ -88,11 +88,10 @@ enum class GemmPath : uint8_t {
   // f32 multiply-adds in the order above. Error 1 (invalid value) for a in
   // bf16 against b in f32.
   kSimt,
-  // mma.sync: a and b in bf16, k a multiple of 16, a at a multiple
-  // of 16 bytes; ascending steps of 16 of k
-  // into one f32 accumulator whatever the number of rows, but the order inside
-  // a step is the device's: another numerics id. Error 801 (not supported)
-  // where it was not compiled in, 1 (invalid value) for other dtypes.
+  // mma.sync: a and b in bf16, k a multiple of 16, a at a multiple of 16 bytes,
+  // else error 1. Ascending steps of 16 of k into one f32 accumulator whatever
+  // the number of rows, but the order inside a step is the device's: another
+  // numerics id. Never yet run on a device.
   kTensorCores,
 };
 

@@ -71,7 +71,8 @@ class GemmCudaTest : public CudaTest {
   static std::vector<float> Run(std::span<const float> a, int64_t first,
                                 int64_t m, const Types& types, const Packed& b,
                                 std::span<const float> bias = {},
-                                size_t skip = 0) {
+                                size_t skip = 0,
+                                GemmPath path = GemmPath::kSimt) {
     const DeviceMatrix& matrix = b.matrix();
     const Values rows(a.subspan(first * matrix.k, m * matrix.k), types.a, "a",
                       skip);
@@ -84,7 +85,8 @@ class GemmCudaTest : public CudaTest {
                         .bias = bias.empty()
                                     ? nullptr
                                     : static_cast<const float*>(added.data()),
-                        .c = c.data()},
+                        .c = c.data(),
+                        .path = path},
                        nullptr),
               0);
     return c.Download();
@@ -288,10 +290,50 @@ TEST_F(GemmCudaTest, GroupsEqualEachProductAlone) {
   }
 }
 
+// The instruction is the emulator's, its operands' places are the kernel's.
+TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
+  constexpr Types kBf16s{DType::kBf16, DType::kBf16};
+  for (const auto& [n, k] :
+       std::vector<std::pair<int64_t, int64_t>>{{70, 48}, {9, 64}, {64, 16}}) {
+    constexpr int64_t kRows = 67;
+    const auto a = RandomFloats(random_, kRows * k);
+    const auto b = RandomFloats(random_, n * k);
+    const auto bias = RandomFloats(random_, n);
+    const Packed packed(b, n, k, DType::kBf16);
+    const auto run = [&](int64_t first, int64_t m) {
+      return Run(a, first, m, kBf16s, packed, bias, 0, GemmPath::kTensorCores);
+    };
+    const auto wanted = Reference(a, kRows, b, n, k, kBf16s, bias);
+    std::vector<float> all;
+    ForEachSchedule([&] {
+      const auto got = run(0, kRows);
+      EXPECT_TRUE(Near(got, wanted, 1e-6)) << n << " x " << k;
+      if (all.empty()) all = got;
+      EXPECT_TRUE(SameBits(got, all));
+    });
+    for (const int64_t m : {1, 3, 17}) {
+      for (const int64_t first : {int64_t{0}, int64_t{11}, kRows - m}) {
+        EXPECT_TRUE(
+            SameBits(run(first, m), std::span(all).subspan(first * n, m * n)))
+            << m << " rows from " << first;
+      }
+    }
+  }
+}
+
 TEST_F(GemmCudaTest, WhatIsNotSupportedIsRefused) {
   const GemmCudaParams p{
       .a_dtype = DType::kBf16, .n_rows = 1, .b = {nullptr, 1, 16, DType::kF32}};
   EXPECT_EQ(GemmCuda(p, nullptr), 1);
+  const GemmCudaParams f32{.n_rows = 1,
+                           .b = {nullptr, 1, 16, DType::kF32},
+                           .path = GemmPath::kTensorCores};
+  EXPECT_EQ(GemmCuda(f32, nullptr), 1);
+  const GemmCudaParams ragged{.a_dtype = DType::kBf16,
+                              .n_rows = 1,
+                              .b = {nullptr, 1, 24, DType::kBf16},
+                              .path = GemmPath::kTensorCores};
+  EXPECT_EQ(GemmCuda(ragged, nullptr), 1);
   EXPECT_EQ(GemmCuda({.b = {nullptr, 1, 16, DType::kF32}}, nullptr), 0);
 }
 

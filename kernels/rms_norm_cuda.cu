@@ -82,6 +82,10 @@ TORPOR_DEVICE_ONLY inline void NormRow(const RmsNormParams& p, int64_t row,
   }
 }
 
+// Wide: RmsNormKernel loads
+// Wide: RmsNormKernel<0> stores
+// Wide: RmsNormKernel<2> stores
+//
 // Grid: a block a row.
 template <RowSink kSink>
 TORPOR_KERNEL(kThreads)

@@ -27,6 +27,9 @@ int OwnStack(float* y, bool broken);
 int Constant(int* y, bool broken);
 // Sums of what a block wrote to shared memory. Broken: thread 5 writes nothing.
 int SumOfWritten(float* y, bool broken);
+// The first n bytes of x to y and 0 to the next n, by one thread's memcpy and
+// memset.
+int CopyBytes(const uint8_t* x, uint8_t* y, int n);
 // y[i] = y[i] + 1 (broken), or 1.
 int Increment(float* y, int n, bool broken);
 // Copies n 4-byte words in vectors of `lanes` (1, 2, 4).

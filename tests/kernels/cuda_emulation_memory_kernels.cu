@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <cstring>
+
 #include "kernels/cuda_simt.h"
 #include "tests/kernels/cuda_emulation_kernels.h"
 
@@ -111,6 +113,11 @@ void WriteBytesKernel(uint8_t* y, bool broken) {
   y[broken ? t / 2 : t] = static_cast<uint8_t>(t);
 }
 
+TORPOR_KERNEL(1) void CopyBytesKernel(const uint8_t* x, uint8_t* y, int n) {
+  memcpy(y, x, static_cast<size_t>(n));
+  std::memset(y + n, 0, static_cast<size_t>(n));
+}
+
 template <int kBytes>
 struct Arguments {
   char bytes[kBytes];
@@ -178,6 +185,10 @@ int AddLanes(const float* x, float* y) {
 
 int ReadFloatAt(const uint8_t* x, float* y, int offset) {
   return TORPOR_LAUNCH(ReadFloatKernel, 1, 1, 0, nullptr, x, y, offset);
+}
+
+int CopyBytes(const uint8_t* x, uint8_t* y, int n) {
+  return TORPOR_LAUNCH(CopyBytesKernel, 1, 1, 0, nullptr, x, y, n);
 }
 
 int WriteBytes(uint8_t* y, bool broken) {

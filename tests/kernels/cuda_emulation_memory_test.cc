@@ -97,6 +97,24 @@ TEST_F(CudaAccessTest, TooLittleDynamicSharedMemoryIsOutOfBounds) {
   });
 }
 
+TEST_F(CudaAccessTest, CallsOfTheCLibraryAreOutOfBoundsToo) {
+  const DeviceBuffer<uint8_t> x(std::vector<uint8_t>(50, 7), "x");
+  const DeviceBuffer<uint8_t> y(100, "y");
+  const auto copy = [&](int n) {
+    return [&, n] { return planted::CopyBytes(x.data(), y.data(), n); };
+  };
+  ExpectFault(Fault::kOutOfBounds, "reads 51 bytes at 'x'\\+0, which has 50",
+              copy(51));
+  ExpectFault(Fault::kOutOfBounds, "writes 40 bytes at 'z'\\+40, which has 79",
+              [&] {
+                const DeviceBuffer<uint8_t> z(79, "z");
+                return planted::CopyBytes(x.data(), z.data(), 40);
+              });
+  ForEachSchedule([&] { EXPECT_EQ(copy(50)(), 0); });
+  EXPECT_EQ(y.Download()[49], 7);
+  EXPECT_EQ(y.Download()[99], 0);
+}
+
 TEST_F(CudaAccessTest, AnotherThreadsStackIsOutOfBounds) {
   const DeviceBuffer<float> y(32);
   ExpectFault(Fault::kOutOfBounds, "reads 4 bytes outside device buffers",

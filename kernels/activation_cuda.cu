@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One thread a quad of neighbouring elements, striding by the grid.
+//
+// Wide: GatedKernel loads
+// Wide: SoftcapKernel loads stores
+// Wide: ToBf16Kernel loads
 
 #include "kernels/activation_cuda.h"
 #include "kernels/device_math.h"

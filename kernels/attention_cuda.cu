@@ -2,6 +2,9 @@
 //
 // Grid of the first kernel: (tiles of positions, KV heads x tiles of their
 // query heads, splits); of the second the same without splits.
+//
+// Wide: AttentionPartsKernel loads stores
+// Wide: AttentionMergeKernel loads stores
 
 #include <algorithm>
 

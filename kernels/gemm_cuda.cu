@@ -4,6 +4,10 @@
 // warps takes every eighth split of k of 32 columns, a lane a column, and reads
 // its weights straight from memory. Many rows: tiles of 64 x 128 through shared
 // memory, 8 x 8 elements a thread.
+//
+// Wide: GemmFewRowsKernel loads
+// Wide: GemmTileKernel loads stores
+// Wide: PackMatrixKernel stores
 
 #include "kernels/gemm_cuda.h"
 #include "kernels/gemm_tile_cuda.h"

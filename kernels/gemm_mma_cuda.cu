@@ -6,6 +6,8 @@
 //
 // The instruction itself has never yet run: the emulator computes what PTX says
 // of it, in ascending order of k, and no figure of a device is known.
+//
+// Wide: GemmMmaKernel loads
 
 #include "kernels/gemm_tile_cuda.h"
 

@@ -3,6 +3,13 @@
 // A block has eight rows of one segment; a thread moves a few neighbouring
 // elements of one head of K or V at a time: 16 bytes where dtypes agree, a quad
 // otherwise.
+//
+// Wide: KvRowsKernel<float, float, true> loads stores
+// Wide: KvRowsKernel<float, float, false> loads stores
+// Wide: KvRowsKernel<Bf16, Bf16, true> loads stores
+// Wide: KvRowsKernel<Bf16, Bf16, false> loads stores
+// Wide: KvRowsKernel<float, Bf16, true> loads
+// Wide: KvRowsKernel<Bf16, float, true> stores
 
 #include "kernels/cuda_errors.h"
 #include "kernels/device_quads.h"

@@ -94,6 +94,10 @@ void RmsNormKernel(RmsNormParams p, Aligned aligned) {
                            aligned, [](float v) { return BlockSum(v); });
 }
 
+// Wide: RmsNormWarpKernel loads
+// Wide: RmsNormWarpKernel<0> stores
+// Wide: RmsNormWarpKernel<2> stores
+//
 // Grid: a block eight rows.
 template <RowSink kSink>
 TORPOR_KERNEL(kThreads)

@@ -2,6 +2,9 @@
 //
 // One thread turns a few neighbouring pairs of one head: four of split halves
 // (a quad of each half), two interleaved ones (one quad).
+//
+// Wide: RopeKernel loads stores
+// Wide: RopeTailKernel loads stores
 
 #include "kernels/device_quads.h"
 #include "kernels/rope_cuda.h"

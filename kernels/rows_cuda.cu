@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One thread a quad of neighbouring elements of a row, striding by the grid.
+//
+// Wide: EmbedRowsKernel loads stores
+// Wide: GatherRowsKernel loads stores
+// Wide: ScatterRowsKernel loads stores
+// Wide: AddRowsKernel loads stores
 
 #include "kernels/device_quads.h"
 #include "kernels/rows_cuda.h"

@@ -163,11 +163,12 @@ AttentionWorkspace AttentionWorkspaceOf(const AttentionCudaParams& params) {
 int AttentionCuda(const AttentionCudaParams& params, CudaStream stream) {
   const AttentionParams& p = params.attention;
   if (params.n_rows == 0) return 0;
-  const Tiling t = TilingOf(params);
   if (p.shape.head_dim % 16 != 0 || p.shape.head_dim > kAttentionHeadDimMax ||
-      params.workspace_bytes < t.tile_bytes) {
+      p.n_heads % p.shape.n_kv_heads != 0 || params.max_splits < 1) {
     return kCudaInvalidValue;
   }
+  const Tiling t = TilingOf(params);
+  if (params.workspace_bytes < t.tile_bytes) return kCudaInvalidValue;
   AttentionArgs args;
   args.p = p;
   args.max_splits = params.max_splits;

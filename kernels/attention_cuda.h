@@ -50,8 +50,9 @@ struct AttentionWorkspace {
 // Reads shapes and counts, no pointer.
 AttentionWorkspace AttentionWorkspaceOf(const AttentionCudaParams& params);
 
-// Error 1 (invalid value): a head_dim that is no multiple of 16 or too large, a
-// workspace below bytes_min.
+// Error 1 (invalid value): a head_dim that is no multiple of 16 or too large,
+// heads that are no multiple of the KV heads, max_splits below 1, a workspace
+// below bytes_min.
 int AttentionCuda(const AttentionCudaParams& params, CudaStream stream);
 
 }  // namespace torpor::kernels

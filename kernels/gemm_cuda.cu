@@ -149,7 +149,7 @@ struct TileStep {
       const int64_t at_k = k + at / kTileRows * kU;
       const int row = at % kTileRows;
       const int64_t left = row < rows.n_rows ? args.b.k - at_k : 0;
-      const A* from = nullptr;
+      const auto* from = static_cast<const A*>(args.a);
       if (left > 0) from = GemmRowOfA<A>(args, rows.entry + row) + at_k;
       LoadUnitOfA<kU>(from, left, args.a_aligned, a[i]);
     }
@@ -327,8 +327,8 @@ void PackMatrixKernel(PackMatrixParams p, int64_t end_column) {
     const auto* from =
         static_cast<const Source*>(p.source) + column * p.source_stride + k;
     float v[8];
-    LoadUnitOfA<8>(left > 0 ? from : nullptr, left < m.unit() ? left : m.unit(),
-                   false, v);
+    LoadUnitOfA<8>(left > 0 ? from : static_cast<const Source*>(p.source),
+                   left < m.unit() ? left : m.unit(), false, v);
     uint4 packed;
     if (m.dtype == DType::kBf16) {
       packed = make_uint4(

@@ -17,8 +17,8 @@
 // Hugging Face stores them, uploaded as they are.
 //
 // Floor: 2*M*N*K operations; K*N elements of b (each expert's that has rows)
-// and M*K of a read, M*N f32 of c written. Up to 8 rows of a matrix are bound
-// by b's bytes.
+// and M*K of a read, M*N f32 of c written. Up to 12 rows of a matrix take the
+// shape that b's bytes bound; every further four of them read b again, from L2.
 //
 // Every pointer is a device pointer. Launchers return 0 or CUDA's error number
 // and never synchronise.

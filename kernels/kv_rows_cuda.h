@@ -23,7 +23,7 @@ struct KvRowSegment {
   int64_t row_begin = 0;
   int64_t n_rows = 0;
   // Of that row. Page b stands at pages[b % n_pages]; rows that are written
-  // must not meet in a ring: n_rows <= 64 * (n_pages - 1) + 1 suffices.
+  // must not meet in a ring: n_rows <= 64 * n_pages.
   int64_t position = 0;
   uint8_t* const* pages = nullptr;
   int64_t n_pages = 0;

@@ -373,6 +373,14 @@ TEST_F(AttentionCudaTest, WhatIsNotSupportedIsRefused) {
   p.max_splits = 1;
   p.workspace_bytes = AttentionWorkspaceOf(p).bytes_min - 1;
   EXPECT_EQ(AttentionCuda(p, nullptr), 1) << "a workspace too small";
+  p.workspace_bytes = AttentionWorkspaceOf(p).bytes_min;
+  p.max_splits = 0;
+  EXPECT_EQ(AttentionCuda(p, nullptr), 1) << "no split";
+  p.max_splits = 1;
+  p.attention.n_heads = 3;
+  p.attention.shape.n_kv_heads = 2;
+  EXPECT_EQ(AttentionCuda(p, nullptr), 1) << "heads that do not divide";
+  p.attention.shape.n_kv_heads = 1;
   for (const int64_t head_dim : {24, 528}) {
     p.attention.shape.head_dim = head_dim;
     p.workspace_bytes = AttentionWorkspaceOf(p).bytes_min;

@@ -35,7 +35,7 @@ struct KvView {
   const uint8_t* const* pages = nullptr;
   int64_t n_pages = 0;
 
-  [[nodiscard]] const uint8_t* page(int64_t b) const {
+  [[nodiscard]] TORPOR_DEVICE const uint8_t* page(int64_t b) const {
     return pages[b % n_pages];
   }
 };

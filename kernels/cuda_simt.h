@@ -14,10 +14,12 @@
 //   return TORPOR_LAUNCH((ScaleKernel<64>), grid, 128, more_bytes, stream, x,
 //   y);
 //
-// A block has exactly the threads that TORPOR_KERNEL names. Dynamic shared
-// memory is aligned to 16 bytes. TORPOR_DEVICE_ONLY marks helpers that only
-// kernels call (they use threads, shuffles, barriers); TORPOR_DEVICE of
-// device_function.h those that hosts call too.
+// A block has exactly the threads that TORPOR_KERNEL names; a second number is
+// the blocks that a multiprocessor is to hold, which bounds registers where the
+// compiler's own choice would spill some. Dynamic shared memory is aligned to
+// 16 bytes. TORPOR_DEVICE_ONLY marks helpers that only kernels call (they use
+// threads, shuffles, barriers); TORPOR_DEVICE of device_function.h those that
+// hosts call too.
 
 #ifndef TORPOR_KERNELS_CUDA_SIMT_H_
 #define TORPOR_KERNELS_CUDA_SIMT_H_
@@ -33,7 +35,8 @@
 #include <cuda_runtime.h>
 
 #define TORPOR_DEVICE_ONLY __device__
-#define TORPOR_KERNEL(n_threads) __global__ __launch_bounds__(n_threads)
+#define TORPOR_KERNEL(n_threads, ...) \
+  __global__ __launch_bounds__(n_threads __VA_OPT__(, ) __VA_ARGS__)
 #define TORPOR_SHARED(type, name, ...) __shared__ type name[__VA_ARGS__]
 // One name for all kernels of a file would force one type on them.
 #define TORPOR_DYNAMIC_SHARED(type, name)                                \

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/device_function.h"
 #include "kernels/gemm.h"
 
 namespace torpor::kernels {
@@ -26,7 +27,7 @@ struct KvShape {
   // A multiple of 16.
   int64_t head_dim = 0;
 
-  [[nodiscard]] int64_t row_elements() const { return n_kv_heads * head_dim; }
+  [[nodiscard]] TORPOR_DEVICE int64_t row_elements() const { return n_kv_heads * head_dim; }
   [[nodiscard]] size_t row_bytes() const {
     return static_cast<size_t>(row_elements()) * DTypeBytes(dtype);
   }

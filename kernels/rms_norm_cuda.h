@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rms_norm.h on a GPU. A block of 256 threads takes a row.
-// Order: thread t sums the squares of lanes 4t..4t+3, then of those 1024 on, by
-// fused multiply-adds in ascending order; the threads' sums are folded by
-// halves, in warps and then across them. So a row's bits depend on that row and
-// dim alone, whatever its alignment; they are not those of the CPU paths.
+// rms_norm.h on a GPU. A block of 256 threads takes a row, or eight rows of up
+// to 1,024 lanes (norms over heads), a warp each.
+// Order: thread t of a row's n sums the squares of lanes 4t..4t+3, then of
+// those 4n on, by fused multiply-adds in ascending order; the threads' sums are
+// folded by halves, in warps and then across them. So a row's bits depend on
+// that row and dim alone, whatever its alignment; they are not those of the CPU
+// paths.
 // Floor: reads and writes each row once; a second read is of L1 or L2.
 
 #ifndef TORPOR_KERNELS_RMS_NORM_CUDA_H_

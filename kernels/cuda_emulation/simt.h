@@ -49,7 +49,7 @@ void* DynamicSharedMemory();
 #define gridDim (::torpor::kernels::emulation::GridSize())
 
 #define TORPOR_DEVICE_ONLY
-#define TORPOR_KERNEL(n_threads) TORPOR_EMULATION_BOUNDS(n_threads)
+#define TORPOR_KERNEL(n_threads, ...) TORPOR_EMULATION_BOUNDS(n_threads)
 #define TORPOR_SHARED(type, name, ...)                              \
   static constexpr ::torpor::kernels::emulation::SharedArray        \
       name##_shared_array{#name, sizeof(type[__VA_ARGS__]),         \

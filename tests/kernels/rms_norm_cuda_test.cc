@@ -79,9 +79,10 @@ class RmsNormCudaTest : public CudaTest {
   RmsNormParams params_;
 };
 
-constexpr Shape kShapes[] = {{1, 1, 1, 1},          {3, 7, 7, 7},
-                             {2, 64, 64, 64},       {5, 640, 640, 640},
-                             {2, 1030, 1031, 1033}, {3, 2052, 2052, 2056}};
+constexpr Shape kShapes[] = {{1, 1, 1, 1},         {19, 130, 130, 132},
+                             {3, 7, 7, 7},         {2, 64, 64, 64},
+                             {5, 640, 640, 640},   {2, 1030, 1031, 1033},
+                             {3, 2052, 2052, 2056}};
 
 TEST_F(RmsNormCudaTest, F32RowsAgreeWithTheReferenceUnderEverySchedule) {
   for (const RowSink sink : {RowSink::kStoreF32, RowSink::kAddF32}) {
@@ -106,13 +107,32 @@ TEST_F(RmsNormCudaTest, Bf16RowsAreRoundedOnce) {
 
 // A row alone and unaligned has the bits that it has among others.
 TEST_F(RmsNormCudaTest, ARowsBitsDoNotDependOnOthersNorOnAlignment) {
-  Make({4, 1030, 1031, 1033}, RowSink::kStoreF32);
-  const std::vector<float> all = Emulated(out_);
-  const std::vector<float> last(all.end() - 1030, all.end());
-  x_.erase(x_.begin(), x_.end() - 1030);
-  out_.resize(1030);
-  params_.n_rows = 1;
-  EXPECT_TRUE(SameBits(Emulated(out_), last));
+  for (const int64_t dim : {130, 1030}) {
+    Make({12, dim, dim + 1, dim + 3}, RowSink::kStoreF32);
+    const std::vector<float> all = Emulated(out_);
+    const std::vector<float> last(all.end() - dim, all.end());
+    x_.erase(x_.begin(), x_.end() - dim);
+    out_.resize(static_cast<size_t>(dim));
+    params_.n_rows = 1;
+    EXPECT_TRUE(SameBits(Emulated(out_), last)) << dim;
+  }
+}
+
+TEST_F(RmsNormCudaTest, RowsMayBeNormedInPlace) {
+  for (const int64_t dim : {130, 1030}) {
+    Make({3, dim, dim, dim}, RowSink::kStoreF32);
+    const std::vector<float> wanted = Emulated(out_);
+    ForEachSchedule([&] {
+      const DeviceBuffer<float> x(x_, "x");
+      const DeviceBuffer<float> weight(weight_, "weight");
+      RmsNormParams p = params_;
+      p.x = x.data();
+      p.weight = weight.data();
+      p.out = x.data();
+      EXPECT_EQ(RmsNormCuda(p, nullptr), 0);
+      EXPECT_TRUE(SameBits(x.Download(), wanted)) << dim;
+    });
+  }
 }
 
 TEST_F(RmsNormCudaTest, NoRowsAreNoLaunch) {

@@ -31,7 +31,7 @@ inline constexpr int kDotFloats = kDotChannels * (kDotKeys + kDotQueryStride);
 struct EncodedKey {
   const uint8_t* row = nullptr;
   RowFormat format = RowFormat::kMainFp4;
-  int64_t scales_at = 0;
+  int scales_at = 0;
 };
 
 // Which of the block's products a thread has: queries and keys, four of each.
@@ -44,8 +44,8 @@ TORPOR_DEVICE_ONLY inline int DotKey() {
 
 // Channels [at, at + n) of the keys, n 16 or 32. Two threads share a key.
 template <class KeyAt>
-TORPOR_DEVICE_ONLY inline void LoadDotKeys(const KeyAt& key_at, int64_t at,
-                                           int64_t n, float* keys) {
+TORPOR_DEVICE_ONLY inline void LoadDotKeys(const KeyAt& key_at, int at, int n,
+                                           float* keys) {
   const auto key = static_cast<int>(threadIdx.x % kDotKeys);
   const int first = 16 * static_cast<int>(threadIdx.x / kDotKeys);
   if (first >= n) return;
@@ -62,9 +62,9 @@ TORPOR_DEVICE_ONLY inline void LoadDotKeys(const KeyAt& key_at, int64_t at,
 
 // The same of n_queries <= 32 rows of f32, `dim` apart; zeros in place of the
 // others. `q` is aligned to 16 bytes.
-TORPOR_DEVICE_ONLY inline void LoadDotQueries(const float* q, int64_t dim,
-                                              int n_queries, int64_t at,
-                                              int64_t n, float* queries) {
+TORPOR_DEVICE_ONLY inline void LoadDotQueries(const float* q, int dim,
+                                              int n_queries, int at, int n,
+                                              float* queries) {
   const auto query = static_cast<int>(threadIdx.x / 8);
   const int channel = 4 * static_cast<int>(threadIdx.x % 8);
   if (channel >= n) return;
@@ -83,15 +83,15 @@ TORPOR_DEVICE_ONLY inline void LoadDotQueries(const float* q, int64_t dim,
 // REQUIRES: dim a multiple of 16; called by the whole block.
 template <class KeyAt>
 TORPOR_DEVICE_ONLY inline void EncodedDots(const KeyAt& key_at, const float* q,
-                                           int64_t dim, int n_queries,
+                                           int dim, int n_queries,
                                            float* shared, float (&acc)[4][4]) {
   float* const keys = shared;
   float* const queries = shared + kDotChannels * kDotKeys;
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
   }
-  for (int64_t at = 0; at < dim; at += kDotChannels) {
-    const int64_t n = dim - at < kDotChannels ? dim - at : kDotChannels;
+  for (int at = 0; at < dim; at += kDotChannels) {
+    const int n = dim - at < kDotChannels ? dim - at : kDotChannels;
     __syncthreads();
     LoadDotKeys(key_at, at, n, keys);
     LoadDotQueries(q, dim, n_queries, at, n, queries);

@@ -17,7 +17,7 @@ struct Keys {
   int64_t first;
   int64_t end;
   int64_t row_bytes;
-  int64_t scales_at;
+  int scales_at;
 };
 
 TORPOR_DEVICE_ONLY EncodedKey KeyOf(const IndexScoreParams& p, const Keys& keys,
@@ -61,7 +61,7 @@ void IndexScoreKernel(IndexScoreParams p) {
   const Keys keys = {.first = int64_t{blockIdx.y} * kDotKeys,
                      .end = p.n_visible[row],
                      .row_bytes = shape.bytes,
-                     .scales_at = shape.scales_at};
+                     .scales_at = static_cast<int>(shape.scales_at)};
   if (keys.first >= keys.end) return;
   float scores[4] = {};
   for (int64_t head = 0; head < p.n_heads; head += kDotQueries) {
@@ -70,7 +70,8 @@ void IndexScoreKernel(IndexScoreParams p) {
     const int64_t at = row * p.n_heads + head;
     float dots[4][4];
     EncodedDots([&](int k) { return KeyOf(p, keys, k); }, p.q + at * p.dim,
-                p.dim, n, reinterpret_cast<float*>(stage), dots);
+                static_cast<int>(p.dim), n, reinterpret_cast<float*>(stage),
+                dots);
     AddHeads(p.weights + at, n, dots, scores);
   }
   if (threadIdx.x % kSharers != 0) return;

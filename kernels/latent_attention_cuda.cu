@@ -20,10 +20,12 @@ constexpr int kValueKeys = 16;
 
 // The heads of one block.
 struct Tile {
-  LatentKeys keys;
-  int64_t n_keys;
-  int64_t window_scales_at;
-  int64_t entry_scales_at;
+  const uint8_t* const* window;
+  const uint8_t* const* entries;
+  int n_window;
+  int n_keys;
+  int window_scales_at;
+  int entry_scales_at;
   int64_t first_head;
   int n_heads;
   // Of the first head in q and out.
@@ -48,10 +50,15 @@ constexpr int kStageFloats =
 TORPOR_DEVICE_ONLY Tile TileOfBlock(const LatentAttentionParams& p) {
   Tile t;
   const int64_t row = blockIdx.x;
-  t.keys = p.keys[row];
-  t.n_keys = t.keys.n_window + t.keys.n_entries;
-  t.window_scales_at = ShapeOf(p.window_format, p.head_dim, 0).scales_at;
-  t.entry_scales_at = ShapeOf(p.entry_format, p.head_dim, 0).scales_at;
+  const LatentKeys& keys = p.keys[row];
+  t.window = keys.window;
+  t.entries = keys.entries;
+  t.n_window = static_cast<int>(keys.n_window);
+  t.n_keys = static_cast<int>(keys.n_window + keys.n_entries);
+  t.window_scales_at =
+      static_cast<int>(ShapeOf(p.window_format, p.head_dim, 0).scales_at);
+  t.entry_scales_at =
+      static_cast<int>(ShapeOf(p.entry_format, p.head_dim, 0).scales_at);
   t.first_head = int64_t{blockIdx.y} * kHeads;
   const int64_t left = p.n_heads - t.first_head;
   t.n_heads = static_cast<int>(left < kHeads ? left : kHeads);
@@ -61,24 +68,21 @@ TORPOR_DEVICE_ONLY Tile TileOfBlock(const LatentAttentionParams& p) {
 
 // The k-th key of a row, window first; none beyond the last.
 TORPOR_DEVICE_ONLY EncodedKey KeyOf(const LatentAttentionParams& p,
-                                    const Tile& t, int64_t k) {
+                                    const Tile& t, int k) {
   if (k >= t.n_keys) return {};
-  if (k < t.keys.n_window) {
-    return {t.keys.window[k], p.window_format, t.window_scales_at};
-  }
-  return {t.keys.entries[k - t.keys.n_window], p.entry_format,
-          t.entry_scales_at};
+  if (k < t.n_window) return {t.window[k], p.window_format, t.window_scales_at};
+  return {t.entries[k - t.n_window], p.entry_format, t.entry_scales_at};
 }
 
 // scores[key][head] = scale * <q, key>.
 TORPOR_DEVICE_ONLY void Logits(const LatentAttentionParams& p, const Tile& t,
                                float* stage, float* scores) {
-  for (int64_t first = 0; first < t.n_keys; first += kDotKeys) {
+  for (int first = 0; first < t.n_keys; first += kDotKeys) {
     float acc[4][4];
     EncodedDots([&](int k) { return KeyOf(p, t, first + k); }, p.q + t.offset,
-                p.head_dim, t.n_heads, stage, acc);
+                static_cast<int>(p.head_dim), t.n_heads, stage, acc);
     for (int j = 0; j < 4; ++j) {
-      const int64_t key = first + DotKey() + j;
+      const int key = first + DotKey() + j;
       if (key >= t.n_keys) continue;
       *reinterpret_cast<float4*>(scores + key * kHeads + DotQuery()) =
           make_float4(acc[0][j] * p.scale, acc[1][j] * p.scale,
@@ -95,19 +99,19 @@ TORPOR_DEVICE_ONLY void Softmax(const LatentAttentionParams& p, const Tile& t,
   const auto warp = static_cast<int>(threadIdx.x / 32);
   const float sink = head < t.n_heads ? p.sinks[t.first_head + head] : 0.0f;
   float max = sink;
-  for (int64_t k = warp; k < t.n_keys; k += kWarps) {
+  for (int k = warp; k < t.n_keys; k += kWarps) {
     max = fmaxf(max, scores[k * kHeads + head]);
   }
   maxima[warp * kHeads + head] = max;
   __syncthreads();
   for (int w = 0; w < kWarps; ++w) max = fmaxf(max, maxima[w * kHeads + head]);
-  for (int64_t k = warp; k < t.n_keys; k += kWarps) {
+  for (int k = warp; k < t.n_keys; k += kWarps) {
     scores[k * kHeads + head] = expf(scores[k * kHeads + head] - max);
   }
   __syncthreads();
   if (warp == 0) {
     float sum = expf(sink - max);
-    for (int64_t k = 0; k < t.n_keys; ++k) {
+    for (int k = 0; k < t.n_keys; ++k) {
       const float e = scores[k * kHeads + head];
       sum += e;
       if (p.bf16_numerators) scores[k * kHeads + head] = RoundToBf16(e);
@@ -120,7 +124,7 @@ TORPOR_DEVICE_ONLY void Softmax(const LatentAttentionParams& p, const Tile& t,
 // values[k][channel] of keys [first, first + n).
 template <int kDim>
 TORPOR_DEVICE_ONLY void LoadValues(const LatentAttentionParams& p,
-                                   const Tile& t, int64_t first, int n,
+                                   const Tile& t, int first, int n,
                                    float* values) {
   const auto quads = static_cast<int>(p.head_dim / 4);
   for (auto i = static_cast<int>(threadIdx.x); i < n * quads; i += kThreads) {
@@ -174,9 +178,9 @@ TORPOR_DEVICE_ONLY void Values(const LatentAttentionParams& p, const Tile& t,
   const int n_quads =
       static_cast<int>(p.head_dim - channel + S::kSpan - 1) / S::kSpan;
   float acc[S::kHeadsOfThread][S::kQuads][4] = {};
-  for (int64_t first = 0; first < t.n_keys; first += kValueKeys) {
-    const int64_t left = t.n_keys - first;
-    const auto n = static_cast<int>(left < kValueKeys ? left : kValueKeys);
+  for (int first = 0; first < t.n_keys; first += kValueKeys) {
+    const int left = t.n_keys - first;
+    const int n = left < kValueKeys ? left : kValueKeys;
     __syncthreads();
     LoadValues<kDim>(p, t, first, n, stage);
     __syncthreads();
@@ -206,7 +210,7 @@ TORPOR_DEVICE_ONLY void FillWithNan(const LatentAttentionParams& p,
 
 template <int kDim>
 TORPOR_KERNEL(kThreads)
-void LatentAttentionKernel(LatentAttentionParams p, int64_t n_keys_max) {
+void LatentAttentionKernel(LatentAttentionParams p, int n_keys_max) {
   TORPOR_DYNAMIC_SHARED(float, shared);
   TORPOR_SHARED(float, maxima, kWarps* kHeads);
   TORPOR_SHARED(float, inverse, kHeads);
@@ -230,7 +234,8 @@ int Launch(const LatentAttentionParams& p, int64_t n_keys_max,
   const dim3 grid(static_cast<unsigned>(p.n_rows),
                   static_cast<unsigned>((p.n_heads + kHeads - 1) / kHeads));
   return TORPOR_LAUNCH((LatentAttentionKernel<kDim>), grid, kThreads,
-                       floats * sizeof(float), stream, p, n_keys_max);
+                       floats * sizeof(float), stream, p,
+                       static_cast<int>(n_keys_max));
 }
 
 }  // namespace

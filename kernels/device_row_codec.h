@@ -2,7 +2,8 @@
 //
 // kernels/row_codec.h as functions of a CUDA thread: a few channels of a row,
 // one block's scale. Bits are those of the reference, in software, whatever the
-// architecture converts by itself.
+// architecture converts by itself. They need subnormal floats and divisions
+// that round to nearest: no -ftz, no fast-math.
 
 #ifndef TORPOR_KERNELS_DEVICE_ROW_CODEC_H_
 #define TORPOR_KERNELS_DEVICE_ROW_CODEC_H_

@@ -19,6 +19,7 @@ function(torpor_emulated_kernels target)
   # sanitizer the build has. Where that is ThreadSanitizer itself, no hooks.
   target_compile_options(${target} PRIVATE -fno-sanitize=all)
   if(NOT TORPOR_SANITIZER STREQUAL "thread")
-    target_compile_options(${target} PRIVATE -fsanitize=thread)
+    target_compile_options(${target} PRIVATE -fsanitize=thread
+      -include ${CMAKE_SOURCE_DIR}/kernels/cuda_emulation/memory_calls.h)
   endif()
 endfunction()

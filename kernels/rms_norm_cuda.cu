@@ -97,6 +97,10 @@ TORPOR_DEVICE_ONLY bool IsAligned(const void* at, unsigned bytes) {
   return reinterpret_cast<uintptr_t>(at) % bytes == 0;
 }
 
+// Wide: RmsNormKernel loads
+// Wide: RmsNormKernel<0> stores
+// Wide: RmsNormKernel<2> stores
+//
 // Grid: a block a row.
 template <RowSink kSink>
 TORPOR_KERNEL(kThreads)

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda_emulation/access.h"
 
@@ -55,6 +56,22 @@ void __tsan_read_range(void* at, size_t n) {
 }
 void __tsan_write_range(void* at, size_t n) {
   CheckAccess(at, n, AccessKind::kWrite, 1, __builtin_return_address(0));
+}
+
+// memory_calls.h brings kernels here.
+void* torpor_emulation_memcpy(void* to, const void* from, size_t n) {
+  CheckAccess(from, n, AccessKind::kRead, 1, __builtin_return_address(0));
+  CheckAccess(to, n, AccessKind::kWrite, 1, __builtin_return_address(0));
+  return std::memcpy(to, from, n);
+}
+void* torpor_emulation_memmove(void* to, const void* from, size_t n) {
+  CheckAccess(from, n, AccessKind::kRead, 1, __builtin_return_address(0));
+  CheckAccess(to, n, AccessKind::kWrite, 1, __builtin_return_address(0));
+  return std::memmove(to, from, n);
+}
+void* torpor_emulation_memset(void* to, int byte, size_t n) {
+  CheckAccess(to, n, AccessKind::kWrite, 1, __builtin_return_address(0));
+  return std::memset(to, byte, n);
 }
 
 }  // extern "C"

@@ -60,6 +60,17 @@ void Enter(const Who& who, bool is_atomic, Toucher& at) {
   }
 }
 
+// Whether n bytes of 0 and 1 are 1.
+bool AllSet(const uint8_t* bytes, size_t n) {
+  constexpr uint32_t kOnes = 0x01010101u;
+  uint32_t word = 0;
+  if (n == sizeof(word)) {
+    std::memcpy(&word, bytes, sizeof(word));
+    return word == kOnes;
+  }
+  return std::memchr(bytes, 0, n) == nullptr;
+}
+
 bool IsCurrent(const Toucher& at, const Who& who) {
   return at.epoch == who.epoch && at.warp == who.warp &&
          at.clock == who.clock && (at.lanes >> who.lane & 1u) != 0;
@@ -92,18 +103,13 @@ Conflict Shadow::Touch(size_t offset, size_t n, AccessKind kind,
                        const Who& who) {
   while (((offset | n) & ((size_t{1} << shift_) - 1)) != 0) Split();
   Conflict conflict;
-  if (kind != AccessKind::kWrite) {
-    const void* first = std::memchr(initialised_.get() + offset, 0, n);
-    if (first != nullptr) {
-      conflict.kind = Kind::kUninitialised;
-      conflict.offset = static_cast<size_t>(static_cast<const uint8_t*>(first) -
-                                            initialised_.get());
-    }
+  if (kind != AccessKind::kWrite && !AllSet(initialised_.get() + offset, n)) {
+    conflict.kind = Kind::kUninitialised;
   }
-  const auto note = [&](size_t cell, Kind relation, AccessKind other_kind,
+  const auto note = [&](Kind relation, AccessKind other_kind,
                         const Toucher& other) {
     if (relation == Kind::kNone || conflict.kind != Kind::kNone) return;
-    conflict = {relation, cell << shift_, other_kind, other};
+    conflict = {relation, other_kind, other};
   };
   const bool is_atomic = kind == AccessKind::kAtomic;
   const size_t end = (offset + n) >> shift_;
@@ -112,14 +118,14 @@ Conflict Shadow::Touch(size_t offset, size_t n, AccessKind kind,
     const Kind after_write = is_atomic && cell.write.is_atomic != 0
                                  ? Kind::kNone
                                  : Relation(cell.write, who);
-    note(i, after_write,
+    note(after_write,
          cell.write.is_atomic != 0 ? AccessKind::kAtomic : AccessKind::kWrite,
          cell.write);
     if (kind == AccessKind::kRead) {
       if (!IsCurrent(cell.read, who)) Enter(who, false, cell.read);
       continue;
     }
-    note(i, Relation(cell.read, who), AccessKind::kRead, cell.read);
+    note(Relation(cell.read, who), AccessKind::kRead, cell.read);
     if (is_atomic && cell.write.is_atomic != 0) {
       Enter(who, true, cell.write);
     } else {

@@ -56,9 +56,7 @@ struct Toucher {
 struct Conflict {
   enum class Kind : uint8_t { kNone, kUninitialised, kRace, kBlockRace };
   Kind kind = Kind::kNone;
-  // Of the first byte it is about.
-  size_t offset = 0;
-  // The earlier access.
+  // The earlier access of a race.
   AccessKind other_kind = AccessKind::kRead;
   Toucher other;
 };

@@ -59,6 +59,11 @@ void* BlockSharedMemory::Find(const SharedArray& array) {
 
 const BlockSharedMemory::Part& BlockSharedMemory::Nearest(
     uintptr_t address) const {
+  for (const Part& part : parts_) {
+    if (address - reinterpret_cast<uintptr_t>(part.begin) < part.bytes) {
+      return part;
+    }
+  }
   const Part* nearest = parts_.data();
   for (const Part& part : parts_) {
     if (Distance(part, address) < Distance(*nearest, address)) nearest = &part;

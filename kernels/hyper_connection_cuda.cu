@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: HyperMixKernel loads
+// Wide: HyperCollapseKernel loads stores
+// Wide: HyperExpandKernel loads stores
 
 #include <cassert>
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: IndexScoreKernel loads
 
 #include <cassert>
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: LatentAttentionKernel loads stores
 
 #include <cassert>
 #include <limits>
@@ -193,10 +195,9 @@ TORPOR_DEVICE_ONLY void Values(const LatentAttentionParams& p, const Tile& t,
     for (int s = 0; s < S::kQuads; ++s) {
       const int at = channel + s * S::kSpan;
       if (at >= p.head_dim) continue;
-      *reinterpret_cast<float4*>(p.out + t.offset + (head + h) * p.head_dim +
-                                 at) =
-          make_float4(acc[h][s][0] * factor, acc[h][s][1] * factor,
-                      acc[h][s][2] * factor, acc[h][s][3] * factor);
+      StoreFloat4(p.out + t.offset + (head + h) * p.head_dim + at,
+                  make_float4(acc[h][s][0] * factor, acc[h][s][1] * factor,
+                              acc[h][s][2] * factor, acc[h][s][3] * factor));
     }
   }
 }

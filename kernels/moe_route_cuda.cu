@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: GroupByExpertKernel loads
+// Wide: SumExpertsKernel loads stores
 
 #include <cassert>
 

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: EncodeRowsKernel loads
+// Wide: DecodeRowsKernel stores
 
 #include <cassert>
 

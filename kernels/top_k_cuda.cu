@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: TopKKernel loads
+// Wide: BlockBestsKernel loads
+// Wide: KeepBlocksKernel stores
 
 #include <cassert>
 #include <limits>

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Wide: DecodeWeightsKernel stores
+// Wide: FakeQuantFp8Kernel loads stores
 
 #include <cassert>
 

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda_simt.h"
 
-namespace torpor::kernels {
+namespace torpor::kernels::device {
 
 // The sum of v over the threads before this one, and over all. `sums` has room
 // for one of each of the kThreads / 32 warps. Called by the whole block.
@@ -38,6 +38,6 @@ TORPOR_DEVICE_ONLY inline uint32_t SumBefore(uint32_t v, uint32_t* sums,
   return before + inclusive - v;
 }
 
-}  // namespace torpor::kernels
+}  // namespace torpor::kernels::device
 
 #endif  // TORPOR_KERNELS_DEVICE_BLOCK_SCAN_H_

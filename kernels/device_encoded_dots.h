@@ -16,7 +16,7 @@
 #include "kernels/cuda_simt.h"
 #include "kernels/device_row_codec.h"
 
-namespace torpor::kernels {
+namespace torpor::kernels::device {
 
 inline constexpr int kDotThreads = 256;
 inline constexpr int kDotQueries = 32;
@@ -113,6 +113,6 @@ TORPOR_DEVICE_ONLY inline void EncodedDots(const KeyAt& key_at, const float* q,
   __syncthreads();
 }
 
-}  // namespace torpor::kernels
+}  // namespace torpor::kernels::device
 
 #endif  // TORPOR_KERNELS_DEVICE_ENCODED_DOTS_H_

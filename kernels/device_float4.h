@@ -10,7 +10,7 @@
 
 #include "kernels/cuda_simt.h"
 
-namespace torpor::kernels {
+namespace torpor::kernels::device {
 
 inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
@@ -69,6 +69,6 @@ TORPOR_DEVICE inline float4 Plus(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-}  // namespace torpor::kernels
+}  // namespace torpor::kernels::device
 
 #endif  // TORPOR_KERNELS_DEVICE_FLOAT4_H_

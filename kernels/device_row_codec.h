@@ -17,7 +17,7 @@
 #include "kernels/row_codec.h"
 #include "kernels/small_float.h"
 
-namespace torpor::kernels {
+namespace torpor::kernels::device {
 
 constexpr bool IsFp4Format(RowFormat format) {
   return format == RowFormat::kMainFp4 || format == RowFormat::kIndexFp4;
@@ -223,6 +223,6 @@ TORPOR_DEVICE inline uint32_t Fp8Code(float x, float scale) {
   return x != x ? FloatToE4m3(x) : FloatToE4m3(x / scale);
 }
 
-}  // namespace torpor::kernels
+}  // namespace torpor::kernels::device
 
 #endif  // TORPOR_KERNELS_DEVICE_ROW_CODEC_H_

@@ -12,7 +12,7 @@
 #include "kernels/device_function.h"
 #include "kernels/small_float.h"
 
-namespace torpor::kernels {
+namespace torpor::kernels::device {
 
 // What OrderOf gives for -inf, the least of all.
 inline constexpr uint32_t kOrderOfNever = 0x007fffffu;
@@ -25,6 +25,6 @@ TORPOR_DEVICE inline uint32_t OrderOf(float score) {
   return magnitude == u || magnitude == 0 ? magnitude | 0x80000000u : ~u;
 }
 
-}  // namespace torpor::kernels
+}  // namespace torpor::kernels::device
 
 #endif  // TORPOR_KERNELS_DEVICE_SCORE_ORDER_H_

@@ -11,6 +11,16 @@
 namespace torpor::kernels {
 namespace {
 
+using device::DotKey;
+using device::EncodedDots;
+using device::EncodedKey;
+using device::IsAligned;
+using device::kDotFloats;
+using device::kDotKeys;
+using device::kDotQueries;
+using device::kDotThreads;
+using device::kWholeWarp;
+
 // Threads that share their four keys: they have the 32 heads.
 constexpr int kSharers = kDotQueries / 4;
 

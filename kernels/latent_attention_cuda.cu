@@ -12,6 +12,18 @@
 namespace torpor::kernels {
 namespace {
 
+using device::DecodeChannels;
+using device::DotKey;
+using device::DotQuery;
+using device::EncodedDots;
+using device::EncodedKey;
+using device::IsAligned;
+using device::StoreFloat4;
+using device::kDotFloats;
+using device::kDotKeys;
+using device::kDotQueries;
+using device::kDotThreads;
+
 constexpr int kThreads = kDotThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = kDotQueries;

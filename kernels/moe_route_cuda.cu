@@ -14,6 +14,13 @@
 namespace torpor::kernels {
 namespace {
 
+using device::IsAligned;
+using device::LoadFloat4;
+using device::OrderOf;
+using device::Plus;
+using device::StoreFloat4;
+using device::SumBefore;
+
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 

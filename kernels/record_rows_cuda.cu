@@ -11,6 +11,8 @@
 namespace torpor::kernels {
 namespace {
 
+using device::IsAligned;
+
 constexpr int kThreads = 128;
 constexpr int kRowsOfBlock = kThreads / 32;
 

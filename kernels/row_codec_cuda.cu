@@ -12,6 +12,20 @@
 namespace torpor::kernels {
 namespace {
 
+using device::AbsMaxBits;
+using device::BlockOf;
+using device::BlockScale;
+using device::CodeBytes;
+using device::DecodeChannels;
+using device::Fp4Code;
+using device::Fp8Code;
+using device::IsFp4Format;
+using device::LoadBytes;
+using device::LoadFloat4;
+using device::ScaleOfLanes;
+using device::StoreBytes;
+using device::StoreValues;
+
 constexpr int kThreads = 128;
 constexpr int kRowsOfBlock = kThreads / 32;
 

@@ -16,6 +16,12 @@
 namespace torpor::kernels {
 namespace {
 
+using device::LoadFloat4;
+using device::OrderOf;
+using device::StoreFloat4;
+using device::SumBefore;
+using device::kOrderOfNever;
+
 constexpr int kThreads = 512;
 constexpr int kBins = 2048;
 constexpr int kBinsOfThread = kBins / kThreads;

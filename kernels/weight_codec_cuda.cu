@@ -12,6 +12,16 @@
 namespace torpor::kernels {
 namespace {
 
+using device::AbsMaxBits;
+using device::BlockScale;
+using device::CanonicalNan;
+using device::DecodeCodes;
+using device::E4m3Value;
+using device::Fp8Code;
+using device::LoadFloat4;
+using device::ScaleOfLanes;
+using device::StoreValues;
+
 constexpr int kThreads = 128;
 constexpr int kRowsOfBlock = kThreads / 32;
 

@@ -15,6 +15,12 @@
 namespace torpor::kernels {
 namespace {
 
+using device::CanonicalNan;
+using device::E2m1Value;
+using device::E4m3Value;
+using device::Fp4Code;
+using device::Fp8Code;
+
 // Rows `gap` elements further apart than they are long, `shift` elements from
 // where memory is aligned.
 struct Layout {

@@ -12,6 +12,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#if defined(__SANITIZE_ADDRESS__)
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming)
+extern "C" void __asan_unpoison_memory_region(const volatile void*, size_t);
+#endif
+
 namespace torpor::kernels::emulation {
 namespace {
 
@@ -43,6 +48,12 @@ Fiber::~Fiber() {
          kGuardBytes + kStackBytes);
 }
 
+void Fiber::Clear() {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(reinterpret_cast<void*>(stack_), kStackBytes);
+#endif
+}
+
 void Fiber::Enter() {
   Fiber* self = starting;
   self->entry_(self->argument_);
@@ -52,6 +63,7 @@ void Fiber::Enter() {
 #ifdef TORPOR_EMULATION_UCONTEXT
 
 void Fiber::Start(void (*entry)(void*), void* argument) {
+  Clear();
   entry_ = entry;
   argument_ = argument;
   getcontext(&own_);
@@ -96,6 +108,7 @@ torpor_emulation_switch:
 )");
 
 void Fiber::Start(void (*entry)(void*), void* argument) {
+  Clear();
   entry_ = entry;
   argument_ = argument;
   // Six registers, Enter's address, and a null return address above it: a call

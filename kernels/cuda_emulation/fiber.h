@@ -45,6 +45,8 @@ class Fiber {
 
  private:
   static void Enter();
+  // What AddressSanitizer knows of the frames that were dropped.
+  void Clear();
 
   uintptr_t stack_ = 0;
   uintptr_t top_ = 0;

@@ -38,9 +38,16 @@ int CopyVectors(const uint32_t* x, uint32_t* y, int n, int lanes);
 int AddLanes(const float* x, float* y);
 // Reads one float from byte `offset` of x.
 int ReadFloatAt(const uint8_t* x, float* y, int offset);
-// Each thread writes byte t of y (n = 64). Broken: byte t / 2.
-int WriteBytes(uint8_t* y, bool broken);
-// y[t] = t for 1 << 4 threads, with arguments of `kBytes`.
+enum class Bytes {
+  kSound,      // thread t of 64 writes byte t
+  kOneByte,    // thread 9 writes byte 8
+  kSameLanes,  // thread t + 32 writes byte t
+};
+int WriteBytes(uint8_t* y, Bytes kind);
+// Thread t < 32 writes word t of shared memory, thread t + 32 reads its byte 2.
+// Broken: no barrier between.
+int ReadBytesOfWords(uint8_t* y, bool broken);
+// y[t] = t for 16 threads; with 4008 and with 4104 bytes of arguments.
 int ManyArguments(int* y);
 int TooManyArguments(int* y);
 
@@ -53,6 +60,11 @@ int ReverseWarps(const float* x, float* y, bool broken);
 // Column sums of x [n_tiles, 96] over a shared tile, in nested loops. Broken:
 // the tile is refilled without a barrier after its use.
 int TileSums(const float* x, float* y, int n_tiles, bool broken);
+// All of 96 threads read one shared float, then thread `writer` writes it.
+// Broken: no barrier between.
+int ReadThenWrite(float* y, int writer, bool broken);
+// Each block reads x[0] into y[block]; broken: the last block then writes x[0].
+int ReadFirst(int* x, int* y, int n_blocks, bool broken);
 // y[block] = block. Broken: y[0].
 int OnePerBlock(int* y, int n_blocks, bool broken);
 // y[block + 1] = y[block] + 1 (broken), or x[block] + 1.

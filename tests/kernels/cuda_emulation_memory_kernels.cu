@@ -108,9 +108,20 @@ void ReadFloatKernel(const uint8_t* x, float* y, int offset) {
 }
 
 TORPOR_KERNEL(kThreads)
-void WriteBytesKernel(uint8_t* y, bool broken) {
+void WriteBytesKernel(uint8_t* y, Bytes kind) {
+  unsigned at = threadIdx.x;
+  if (kind == Bytes::kOneByte && at == 9) at = 8;
+  if (kind == Bytes::kSameLanes) at %= 32;
+  y[at] = static_cast<uint8_t>(threadIdx.x);
+}
+
+TORPOR_KERNEL(kThreads)
+void ReadBytesOfWordsKernel(uint8_t* y, bool broken) {
+  TORPOR_SHARED(uint32_t, words, 32);
   const unsigned t = threadIdx.x;
-  y[broken ? t / 2 : t] = static_cast<uint8_t>(t);
+  if (t < 32) words[t] = t << 16;
+  if (!broken) __syncthreads();
+  if (t >= 32) y[t - 32] = reinterpret_cast<const uint8_t*>(words + t - 32)[2];
 }
 
 TORPOR_KERNEL(1) void CopyBytesKernel(const uint8_t* x, uint8_t* y, int n) {
@@ -191,8 +202,13 @@ int CopyBytes(const uint8_t* x, uint8_t* y, int n) {
   return TORPOR_LAUNCH(CopyBytesKernel, 1, 1, 0, nullptr, x, y, n);
 }
 
-int WriteBytes(uint8_t* y, bool broken) {
-  return TORPOR_LAUNCH(WriteBytesKernel, 1, kThreads, 0, nullptr, y, broken);
+int WriteBytes(uint8_t* y, Bytes kind) {
+  return TORPOR_LAUNCH(WriteBytesKernel, 1, kThreads, 0, nullptr, y, kind);
+}
+
+int ReadBytesOfWords(uint8_t* y, bool broken) {
+  return TORPOR_LAUNCH(ReadBytesOfWordsKernel, 1, kThreads, 0, nullptr, y,
+                       broken);
 }
 
 int ManyArguments(int* y) {

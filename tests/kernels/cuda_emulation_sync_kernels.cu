@@ -45,6 +45,21 @@ void TileSumsKernel(const float* x, float* y, int n_tiles, bool broken) {
   y[(threadIdx.x + 40) % kWide] = sum / 2;
 }
 
+TORPOR_KERNEL(kWide)
+void ReadThenWriteKernel(float* y, int writer, bool broken) {
+  TORPOR_SHARED(float, one, 1);
+  if (threadIdx.x == 0) one[0] = 1;
+  __syncthreads();
+  y[threadIdx.x] = one[0];
+  if (!broken) __syncthreads();
+  if (static_cast<int>(threadIdx.x) == writer) one[0] = 2;
+}
+
+TORPOR_KERNEL(1) void ReadFirstKernel(int* x, int* y, bool broken) {
+  y[blockIdx.x] = x[0];
+  if (broken && blockIdx.x + 1 == gridDim.x) x[0] = 2;
+}
+
 TORPOR_KERNEL(32)
 void OnePerBlockKernel(int* y, bool broken) {
   if (threadIdx.x == 0) {
@@ -186,6 +201,15 @@ int ReverseWarps(const float* x, float* y, bool broken) {
 int TileSums(const float* x, float* y, int n_tiles, bool broken) {
   return TORPOR_LAUNCH(TileSumsKernel, 1, kWide, 0, nullptr, x, y, n_tiles,
                        broken);
+}
+
+int ReadThenWrite(float* y, int writer, bool broken) {
+  return TORPOR_LAUNCH(ReadThenWriteKernel, 1, kWide, 0, nullptr, y, writer,
+                       broken);
+}
+
+int ReadFirst(int* x, int* y, int n_blocks, bool broken) {
+  return TORPOR_LAUNCH(ReadFirstKernel, n_blocks, 1, 0, nullptr, x, y, broken);
 }
 
 int OnePerBlock(int* y, int n_blocks, bool broken) {

@@ -82,10 +82,49 @@ TEST_F(CudaAccessTest, ARefilledTileIsARace) {
 }
 
 TEST_F(CudaAccessTest, NeighbouringBytesDoNotRace) {
+  using planted::Bytes;
   const DeviceBuffer<uint8_t> y(64, "y");
-  ExpectFault(Fault::kRace, "writes 1 bytes at 'y'.*wrote since",
-              [&] { return planted::WriteBytes(y.data(), true); });
-  ForEachSchedule([&] { EXPECT_EQ(planted::WriteBytes(y.data(), false), 0); });
+  ExpectFault(
+      Fault::kRace,
+      "thread \\([89], 0, 0\\): writes 1 bytes at 'y'\\+8, which thread "
+      "\\([89], 0, 0\\) wrote since",
+      [&] { return planted::WriteBytes(y.data(), Bytes::kOneByte); });
+  ExpectFault(Fault::kRace, "writes 1 bytes at 'y'\\+[0-9]+, which thread",
+              [&] { return planted::WriteBytes(y.data(), Bytes::kSameLanes); });
+  ForEachSchedule(
+      [&] { EXPECT_EQ(planted::WriteBytes(y.data(), Bytes::kSound), 0); });
+}
+
+TEST_F(CudaAccessTest, AByteRacesWithTheWordThatHoldsIt) {
+  ForEachSchedule([&] {
+    const DeviceBuffer<uint8_t> y(32);
+    EXPECT_EQ(planted::ReadBytesOfWords(y.data(), true), 719);
+    EXPECT_THAT(Reports(), HasSubstr("race between threads"));
+    EXPECT_EQ(planted::ReadBytesOfWords(y.data(), false), 0);
+    EXPECT_EQ(y.Download()[31], 31);
+  });
+}
+
+// Also when the last to read is the one who writes.
+TEST_F(CudaAccessTest, AWriteRacesWithEachEarlierRead) {
+  const DeviceBuffer<float> y(96);
+  for (const int writer : {0, 31, 32, 95}) {
+    SCOPED_TRACE(writer);
+    ExpectFault(Fault::kRace,
+                "at shared 'one'\\+0, which (thread|several threads)",
+                [&] { return planted::ReadThenWrite(y.data(), writer, true); });
+    ForEachSchedule([&] {
+      EXPECT_EQ(planted::ReadThenWrite(y.data(), writer, false), 0);
+      EXPECT_THAT(y.Download(), Each(1.0f));
+    });
+  }
+  const DeviceBuffer<int> x(std::vector<int>{1}, "x");
+  const DeviceBuffer<int> z(5);
+  ExpectFault(Fault::kBlockRace,
+              "(writes 4 bytes at 'x'.* read|reads 4 bytes at 'x'.* wrote)",
+              [&] { return planted::ReadFirst(x.data(), z.data(), 5, true); });
+  ForEachSchedule(
+      [&] { EXPECT_EQ(planted::ReadFirst(x.data(), z.data(), 5, false), 0); });
 }
 
 TEST_F(CudaAccessTest, BlocksThatWriteOnePlaceRace) {

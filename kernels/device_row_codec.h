@@ -84,8 +84,7 @@ TORPOR_DEVICE inline void StoreValues(const float (&v)[8], Bf16* out) {
     words[i] = ToBf16(v[2 * i]).bits |
                static_cast<uint32_t>(ToBf16(v[2 * i + 1]).bits) << 16;
   }
-  *AsAligned16<uint4>(out) =
-      make_uint4(words[0], words[1], words[2], words[3]);
+  *AsAligned16<uint4>(out) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // ---- decoding --------------------------------------------------------------

@@ -14,10 +14,10 @@ namespace torpor::kernels {
 namespace {
 
 using device::Fma;
+using device::kWholeWarp;
 using device::LoadFloat4;
 using device::StoreFloat4;
 using device::Times;
-using device::kWholeWarp;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;

@@ -18,11 +18,11 @@ using device::DotQuery;
 using device::EncodedDots;
 using device::EncodedKey;
 using device::IsAligned;
-using device::StoreFloat4;
 using device::kDotFloats;
 using device::kDotKeys;
 using device::kDotQueries;
 using device::kDotThreads;
+using device::StoreFloat4;
 
 constexpr int kThreads = kDotThreads;
 constexpr int kWarps = kThreads / 32;

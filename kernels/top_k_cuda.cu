@@ -16,11 +16,11 @@
 namespace torpor::kernels {
 namespace {
 
+using device::kOrderOfNever;
 using device::LoadFloat4;
 using device::OrderOf;
 using device::StoreFloat4;
 using device::SumBefore;
-using device::kOrderOfNever;
 
 constexpr int kThreads = 512;
 constexpr int kBins = 2048;

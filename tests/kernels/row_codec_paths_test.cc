@@ -17,6 +17,7 @@
 #include "kernels/row_codec.h"
 #include "kernels/small_float.h"
 #include "kernels/weight_codec.h"
+#include "tests/kernels/codec_values.h"
 #include "tests/kernels/kernel_testing.h"
 
 namespace torpor::kernels {
@@ -24,65 +25,20 @@ namespace {
 
 class CodecPathsTest : public ::testing::TestWithParam<Isa> {
  protected:
-  // What rows may hold: a few octaves, all of them, any bits, few bits (ties).
-  float Value(int kind, float top) {
-    const auto word = static_cast<uint32_t>(random_.engine()());
-    switch (kind) {
-      case 0:
-        return top * random_.Normal();
-      case 1:
-        return std::bit_cast<float>(word);
-      case 2:
-        return top * static_cast<float>(static_cast<int>(word % 193) - 96) / 16;
-      default:
-        return std::bit_cast<float>(word & 0xff7f0000u);
-    }
-  }
-
-  std::vector<float> Values(int64_t n) {
-    std::vector<float> x(static_cast<size_t>(n));
-    const auto kind = static_cast<int>(random_.Between(0, 3));
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (i % 16 == 0) top_ = Exp2(static_cast<int>(random_.Between(0, 253)));
-      // Mostly what KV rows are, so that scales are not all at their ends.
-      if (i % 16 == 0 && !random_.OneIn(4)) {
-        top_ = Exp2(static_cast<int>(random_.Between(112, 140)));
-      }
-      x[i] = Value(kind, top_);
-    }
-    return x;
-  }
-
-  static float Exp2(int byte) {
-    return Ue8m0ToFloat(static_cast<uint8_t>(byte));
-  }
+  std::vector<float> Values(int64_t n) { return values_.Draw(random_, n); }
 
   testing::Random random_;
-  float top_ = 1;
+  CodecValues values_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Paths, CodecPathsTest,
                          ::testing::ValuesIn(AvailableIsas()), IsaParamName);
 
-struct Case {
-  RowFormat format;
-  int64_t dim;
-  int64_t rope_dim;
-};
-constexpr Case kCases[] = {
-    {RowFormat::kMainFp4, 512, 0},    {RowFormat::kMainFp4, 16, 0},
-    {RowFormat::kMainFp4, 272, 0},    {RowFormat::kIndexFp4, 128, 0},
-    {RowFormat::kIndexFp4, 32, 0},    {RowFormat::kIndexFp4, 544, 0},
-    {RowFormat::kWindowFp8, 512, 0},  {RowFormat::kWindowFp8, 32, 0},
-    {RowFormat::kWindowFp8, 1056, 0}, {RowFormat::kV4Record, 512, 64},
-    {RowFormat::kV4Record, 64, 16},   {RowFormat::kV4Record, 1120, 0},
-    {RowFormat::kV4Record, 80, 80}};
-
 TEST_P(CodecPathsTest, RowsEncodeAndDecodeAsTheReferenceDoes) {
   CpuOps ops(GetParam(), 2);
   // Sixteen million values in all.
   constexpr int64_t kValuesOfCase = 1'250'000;
-  for (const Case& c : kCases) {
+  for (const CodecCase& c : kCodecCases) {
     const int64_t bytes = RowBytes(c.format, c.dim, c.rope_dim);
     int64_t left = kValuesOfCase;
     while (left > 0) {
@@ -129,7 +85,7 @@ TEST_P(CodecPathsTest, RowsEncodeAndDecodeAsTheReferenceDoes) {
 }
 
 TEST_P(CodecPathsTest, StridesAndAlignmentsTouchNothingElse) {
-  for (const Case& c : kCases) {
+  for (const CodecCase& c : kCodecCases) {
     const int64_t bytes = RowBytes(c.format, c.dim, c.rope_dim);
     constexpr int64_t kRows = 5;
     for (const int64_t gap : {0, 1, 7}) {
@@ -182,7 +138,7 @@ TEST_P(CodecPathsTest, StridesAndAlignmentsTouchNothingElse) {
 
 TEST_P(CodecPathsTest, NoRowsAreNothing) {
   CpuOps ops(GetParam(), 2);
-  for (const Case& c : kCases) {
+  for (const CodecCase& c : kCodecCases) {
     ops.EncodeRows({.format = c.format, .dim = c.dim, .rope_dim = c.rope_dim});
     ops.DecodeRows({.format = c.format, .dim = c.dim, .rope_dim = c.rope_dim});
   }

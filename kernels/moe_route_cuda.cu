@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Wide: GroupByExpertKernel loads
+// Wide: SumExpertsKernel loads stores
+
+#include <cassert>
+
+#include "kernels/cuda_simt.h"
+#include "kernels/device_block_scan.h"
+#include "kernels/device_float4.h"
+#include "kernels/device_score_order.h"
+#include "kernels/moe_route_cuda.h"
+
+namespace torpor::kernels {
+namespace {
+
+using device::IsAligned;
+using device::LoadFloat4;
+using device::OrderOf;
+using device::Plus;
+using device::StoreFloat4;
+using device::SumBefore;
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// ---- a row's experts -------------------------------------------------------
+
+// Without overflow above, and without loss far below 0, where e^x would round
+// to nothing before its root is taken.
+TORPOR_DEVICE_ONLY float Affinity(float x) {
+  // log(1 + t) is t in f32 here.
+  if (x < -17.0f) return expf(0.5f * x);
+  const float above = x > 0.0f ? x : 0.0f;
+  return sqrtf(above + log1pf(expf(-fabsf(x))));
+}
+
+struct RouteShared {
+  float affinities[kRouteExpertsMax];
+  // Of affinity + bias.
+  uint32_t orders[kRouteExpertsMax];
+  int32_t experts[kRouteExpertsMax];
+  uint32_t sums[kWarps];
+};
+
+// How many go before it.
+TORPOR_DEVICE_ONLY int RankOf(const uint32_t* orders, int n, int expert) {
+  const uint32_t own = orders[expert];
+  int rank = 0;
+  for (int other = 0; other < n; ++other) {
+    const uint32_t order = orders[other];
+    if (order > own || (order == own && other < expert)) ++rank;
+  }
+  return rank;
+}
+
+// The k best to shared->experts, ascending.
+TORPOR_DEVICE_ONLY void ChooseExperts(int n, int k, RouteShared* shared) {
+  uint32_t chosen = 0;
+  for (int first = 0; first < n; first += kThreads) {
+    const int expert = first + static_cast<int>(threadIdx.x);
+    const bool is_chosen = expert < n && RankOf(shared->orders, n, expert) < k;
+    uint32_t total;
+    const uint32_t before =
+        SumBefore<kThreads>(is_chosen ? 1 : 0, shared->sums, &total);
+    if (is_chosen) shared->experts[chosen + before] = expert;
+    chosen += total;
+  }
+  __syncthreads();
+}
+
+TORPOR_KERNEL(kThreads)
+void RouteKernel(RouteParams p) {
+  TORPOR_SHARED(RouteShared, shared, 1);
+  const int64_t row = blockIdx.x;
+  const auto n = static_cast<int>(p.n_experts);
+  const auto k = static_cast<int>(p.k);
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < n; e += kThreads) {
+    const float affinity = Affinity(p.logits[row * n + e] / p.temperature);
+    shared->affinities[e] = affinity;
+    shared->orders[e] = OrderOf(affinity + p.bias[e]);
+  }
+  __syncthreads();
+  ChooseExperts(n, k, shared);
+  float sum = 0.0f;
+  for (int j = 0; j < k; ++j) sum += shared->affinities[shared->experts[j]];
+  for (int j = thread; j < k; j += kThreads) {
+    const int32_t expert = shared->experts[j];
+    p.experts[row * k + j] = expert;
+    p.weights[row * k + j] =
+        shared->affinities[expert] / (sum + 1e-20f) * p.scale;
+  }
+}
+
+// ---- an expert's rows ------------------------------------------------------
+
+// Of entries [at, at + 4) of n; -1 beyond the last.
+TORPOR_DEVICE_ONLY void LoadExperts(const int32_t* experts, int64_t n,
+                                    int64_t at, int32_t (&out)[4]) {
+  if (at + 4 <= n && IsAligned(experts + at, 16)) {
+    const int4 v = *reinterpret_cast<const int4*>(experts + at);
+    out[0] = v.x;
+    out[1] = v.y;
+    out[2] = v.z;
+    out[3] = v.w;
+    return;
+  }
+  for (int i = 0; i < 4; ++i) out[i] = at + i < n ? experts[at + i] : -1;
+}
+
+// Entries of all experts below this one.
+TORPOR_DEVICE_ONLY uint32_t EntriesBelow(const int32_t* experts, int64_t n,
+                                         int32_t expert, uint32_t* sums) {
+  uint32_t own = 0;
+  for (int64_t at = 4 * int64_t{threadIdx.x}; at < n; at += 4 * kThreads) {
+    int32_t four[4];
+    LoadExperts(experts, n, at, four);
+    for (const int32_t e : four) own += e >= 0 && e < expert ? 1 : 0;
+  }
+  uint32_t total;
+  SumBefore<kThreads>(own, sums, &total);
+  return total;
+}
+
+TORPOR_KERNEL(kThreads)
+void GroupByExpertKernel(GroupByExpertParams p) {
+  TORPOR_SHARED(uint32_t, sums, kWarps);
+  const auto expert = static_cast<int32_t>(blockIdx.x);
+  const int64_t n = p.n_rows * p.k;
+  uint32_t begin = EntriesBelow(p.experts, n, expert, sums);
+  if (threadIdx.x == 0) p.group_begin[expert] = static_cast<int32_t>(begin);
+  for (int64_t first = 0; first < n; first += 4 * kThreads) {
+    const int64_t at = first + 4 * int64_t{threadIdx.x};
+    int32_t four[4];
+    LoadExperts(p.experts, n, at, four);
+    uint32_t own = 0;
+    for (const int32_t e : four) own += e == expert ? 1 : 0;
+    uint32_t total;
+    uint32_t entry = begin + SumBefore<kThreads>(own, sums, &total);
+    for (int i = 0; i < 4; ++i) {
+      if (four[i] != expert) continue;
+      p.entry_row[entry] = static_cast<int32_t>(static_cast<uint32_t>(at + i) /
+                                                static_cast<uint32_t>(p.k));
+      p.entry_weight[entry] = p.weights[at + i];
+      p.places[at + i] = static_cast<int32_t>(entry);
+      ++entry;
+    }
+    begin += total;
+  }
+  if (threadIdx.x == 0 && expert == p.n_experts - 1) {
+    p.group_begin[p.n_experts] = static_cast<int32_t>(begin);
+  }
+}
+
+// ---- what they gave --------------------------------------------------------
+
+TORPOR_KERNEL(kThreads)
+void SumExpertsKernel(SumExpertsParams p) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
+  if (i >= p.dim) return;
+  const int64_t left = p.dim - i;
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int64_t j = 0; j < p.k; ++j) {
+    const int64_t entry = p.places[row * p.k + j];
+    sum = Plus(sum, LoadFloat4(p.of_entry + entry * p.dim + i, left));
+  }
+  if (p.shared != nullptr) {
+    sum = Plus(sum, LoadFloat4(p.shared + row * p.dim + i, left));
+  }
+  StoreFloat4(p.y + row * p.dim + i, sum, left);
+}
+
+}  // namespace
+
+int RouteCuda(const RouteParams& p, CudaStream stream) {
+  assert(p.k >= 1 && p.k <= p.n_experts && p.n_experts <= kRouteExpertsMax);
+  if (p.n_rows == 0) return 0;
+  return TORPOR_LAUNCH(RouteKernel, static_cast<unsigned>(p.n_rows), kThreads,
+                       0, stream, p);
+}
+
+int GroupByExpertCuda(const GroupByExpertParams& p, CudaStream stream) {
+  assert(p.k >= 1 && p.n_experts >= 1 && p.n_rows * p.k < int64_t{1} << 31);
+  return TORPOR_LAUNCH(GroupByExpertKernel, static_cast<unsigned>(p.n_experts),
+                       kThreads, 0, stream, p);
+}
+
+int SumExpertsCuda(const SumExpertsParams& p, CudaStream stream) {
+  if (p.n_rows == 0 || p.dim == 0) return 0;
+  const dim3 grid(
+      static_cast<unsigned>(p.n_rows),
+      static_cast<unsigned>((p.dim + 4 * kThreads - 1) / (4 * kThreads)));
+  return TORPOR_LAUNCH(SumExpertsKernel, grid, kThreads, 0, stream, p);
+}
+
+}  // namespace torpor::kernels

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA kernels of row_codec.h on the emulator: the reference's bytes, row
+// by row, so that rows beside one another cannot matter.
+
+#include "kernels/row_codec_cuda.h"
+
+#include <numeric>
+
+#include "kernels/device_row_codec.h"
+#include "tests/kernels/codec_values.h"
+#include "tests/kernels/cuda_testing.h"
+#include "tests/kernels/row_codec_paths.h"
+
+namespace torpor::kernels {
+namespace {
+
+using device::CanonicalNan;
+using device::E2m1Value;
+using device::E4m3Value;
+using device::Fp4Code;
+using device::Fp8Code;
+
+// Rows `gap` elements further apart than they are long, `shift` elements from
+// where memory is aligned.
+struct Layout {
+  int64_t n_rows;
+  int64_t gap;
+  int64_t shift;
+};
+constexpr Layout kLayouts[] = {{1, 0, 0}, {5, 0, 0}, {9, 1, 1},
+                               {4, 4, 4}, {6, 7, 2}, {3, 8, 8}};
+
+class RowCodecCudaTest : public CudaTest {
+ protected:
+  std::vector<float> Values(int64_t n) { return values_.Draw(random_, n); }
+  std::vector<uint8_t> Noise(int64_t n) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(n));
+    random_.Fill(bytes);
+    return bytes;
+  }
+
+  // Where nothing is written the noise stays.
+  void ExpectEncodesAsTheReference(const CodecCase& c, const Layout& layout,
+                                   const std::vector<float>& x) {
+    const int64_t stride = RowBytes(c.format, c.dim, c.rope_dim) + layout.gap;
+    std::vector<uint8_t> wanted = Noise(layout.n_rows * stride + layout.shift);
+    const DeviceBuffer<float> from(x, "x");
+    const DeviceBuffer<uint8_t> to(wanted, "out");
+    EncodeRowsParams p{.format = c.format,
+                       .x = from.data() + layout.shift,
+                       .n_rows = layout.n_rows,
+                       .dim = c.dim,
+                       .rope_dim = c.rope_dim,
+                       .x_stride = c.dim + layout.gap,
+                       .out = to.data() + layout.shift,
+                       .out_stride = stride};
+    ASSERT_EQ(EncodeRowsCuda(p, nullptr), 0) << Reports();
+    p.x = x.data() + layout.shift;
+    p.out = wanted.data() + layout.shift;
+    EncodeRowsRef(p);
+    EXPECT_TRUE(SameValues(to.Download(), wanted))
+        << FormatName(c.format) << " " << c.dim << ", gap " << layout.gap;
+  }
+
+  void ExpectDecodesAsTheReference(const CodecCase& c, const Layout& layout,
+                                   DType dtype,
+                                   const std::vector<uint8_t>& rows) {
+    const int64_t stride = c.dim + layout.gap;
+    const auto bytes = static_cast<int64_t>(DTypeBytes(dtype));
+    std::vector<uint8_t> wanted =
+        Noise((layout.n_rows * stride + layout.shift) * bytes);
+    const DeviceBuffer<uint8_t> from(rows, "rows");
+    const DeviceBuffer<uint8_t> to(wanted, "out");
+    DecodeRowsParams p{
+        .format = c.format,
+        .in = from.data() + layout.shift,
+        .n_rows = layout.n_rows,
+        .dim = c.dim,
+        .rope_dim = c.rope_dim,
+        .in_stride = RowBytes(c.format, c.dim, c.rope_dim) + layout.gap,
+        .out = to.data() + layout.shift * bytes,
+        .out_stride = stride,
+        .out_dtype = dtype};
+    ASSERT_EQ(DecodeRowsCuda(p, nullptr), 0) << Reports();
+    p.in = rows.data() + layout.shift;
+    p.out = wanted.data() + layout.shift * bytes;
+    DecodeRowsRef(p);
+    EXPECT_TRUE(SameValues(to.Download(), wanted))
+        << FormatName(c.format) << " " << c.dim << ", gap " << layout.gap
+        << ", " << bytes << " bytes a value";
+  }
+
+  testing::Random random_;
+  CodecValues values_;
+};
+
+TEST_F(RowCodecCudaTest, RowsEncodeAsTheReferenceDoes) {
+  for (const CodecCase& c : kCodecCases) {
+    for (const Layout& layout : kLayouts) {
+      for (int round = 0; round < 8; ++round) {
+        ExpectEncodesAsTheReference(
+            c, layout,
+            Values(layout.n_rows * (c.dim + layout.gap) + layout.shift));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Ties between neighbours, the largest and the least of every type, and what is
+// not a number, in blocks of ordinary values and alone.
+TEST_F(RowCodecCudaTest, SpecialValuesEncodeAsTheReferenceDoes) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> specials = {
+      0.0f,      -0.0f,           kNan,        -kNan,
+      kInfinity, -kInfinity,      0x1p-149f,   0x1p-126f,
+      0x1p-127f, 0x1p-133f,       6 * 0x1p-9f, 0x1p-9f,
+      1e-4f,     448.0f,          464.0f,      465.0f,
+      2688.0f,   2700.0f,         0.25f,       0.75f,
+      1.25f,     1.75f,           2.5f,        3.5f,
+      5.0f,      0x1.fffffep127f, 0x1p127f,    1.5f * 0x1p-9f,
+      -7.0f,     -240.0f};
+  for (const CodecCase& c : kCodecCases) {
+    const auto n_rows = static_cast<int64_t>(specials.size());
+    for (const float ordinary : {0.0f, 6.0f, 448.0f, 3.0f * 0x1p-100f}) {
+      std::vector<float> x(static_cast<size_t>(n_rows * c.dim), ordinary);
+      for (int64_t row = 0; row < n_rows; ++row) {
+        for (int64_t i = row % 16; i < c.dim; i += 16) {
+          x[static_cast<size_t>(row * c.dim + i)] =
+              specials[static_cast<size_t>((row + i / 64) % n_rows)];
+        }
+      }
+      ExpectEncodesAsTheReference(c, {n_rows, 0, 0}, x);
+    }
+  }
+}
+
+TEST_F(RowCodecCudaTest, NoiseDecodesAsTheReferenceDoes) {
+  for (const CodecCase& c : kCodecCases) {
+    const int64_t bytes = RowBytes(c.format, c.dim, c.rope_dim);
+    for (const Layout& layout : kLayouts) {
+      for (const DType dtype : {DType::kF32, DType::kBf16}) {
+        ExpectDecodesAsTheReference(
+            c, layout, dtype,
+            Noise(layout.n_rows * (bytes + layout.gap) + layout.shift));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// A row for each byte that a scale may be, with every byte of codes.
+TEST_F(RowCodecCudaTest, EveryCodeUnderEveryScaleDecodesAsTheReferenceDoes) {
+  for (const RowFormat format : kRowFormats) {
+    const CodecCase c{format, IsFp4(format) ? 512 : 256, 0};
+    const RowShape shape = ShapeOf(format, c.dim, 0);
+    std::vector<uint8_t> rows;
+    for (int scale = 0; scale < 256; ++scale) {
+      std::vector<uint8_t> row(static_cast<size_t>(shape.bytes));
+      std::iota(row.begin(), row.begin() + shape.scales_at, uint8_t{0});
+      std::fill(row.begin() + shape.scales_at, row.end(),
+                static_cast<uint8_t>(scale));
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      ExpectDecodesAsTheReference(c, {256, 0, 0}, dtype, rows);
+    }
+  }
+}
+
+TEST_F(RowCodecCudaTest, NoScheduleChangesARow) {
+  for (const CodecCase& c : kCodecCases) {
+    const Layout layout{9, 0, 0};
+    const auto x = Values(layout.n_rows * c.dim);
+    const auto rows =
+        Noise(layout.n_rows * RowBytes(c.format, c.dim, c.rope_dim));
+    ForEachSchedule([&] {
+      ExpectEncodesAsTheReference(c, layout, x);
+      ExpectDecodesAsTheReference(c, layout, DType::kF32, rows);
+      ExpectDecodesAsTheReference(c, layout, DType::kBf16, rows);
+    });
+  }
+}
+
+// What a GPU rounds and a CPU does not see: its own NaN, and any in a quotient.
+TEST(RowCodecDeviceTest, CodesAndNanAreThoseOfEveryDevice) {
+  for (uint32_t code = 0; code < 256; ++code) {
+    const auto byte = static_cast<uint8_t>(code);
+    EXPECT_TRUE(
+        SameBits(std::vector{E4m3Value(code)}, std::vector{E4m3ToFloat(byte)}))
+        << code;
+    EXPECT_TRUE(
+        SameBits(std::vector{E2m1Value(code)}, std::vector{E2m1ToFloat(byte)}))
+        << code;
+  }
+  for (const uint32_t nan : {0x7fffffffu, 0xffffffffu, 0x7f800001u}) {
+    const auto value = std::bit_cast<float>(nan);
+    EXPECT_EQ(std::bit_cast<uint32_t>(CanonicalNan(value)), kDecodedNanBits);
+    const uint32_t sign = nan >> 31;
+    EXPECT_EQ(Fp8Code(value, 1.0f), sign << 7 | kE4m3NanCode);
+    EXPECT_EQ(Fp4Code(value, 1.0f), sign << 3 | 7);
+    EXPECT_EQ(Fp4Code(-2.0f, value), 15u);
+  }
+  EXPECT_EQ(CanonicalNan(-0.0f), 0.0f);
+}
+
+TEST_F(RowCodecCudaTest, NoRowsAreNoLaunch) {
+  for (const CodecCase& c : kCodecCases) {
+    EXPECT_EQ(EncodeRowsCuda(
+                  {.format = c.format, .dim = c.dim, .rope_dim = c.rope_dim},
+                  nullptr),
+              0);
+    EXPECT_EQ(DecodeRowsCuda(
+                  {.format = c.format, .dim = c.dim, .rope_dim = c.rope_dim},
+                  nullptr),
+              0);
+  }
+}
+
+}  // namespace
+}  // namespace torpor::kernels

@@ -88,9 +88,12 @@ class V41Model final : public DeepSeekV41 {
         (3 * c_.n_streams + 6) * c_.hidden_size + 4 * c_.n_heads * c_.head_dim +
         3 * c_.index_heads * c_.index_dim + 2 * c_.o_groups * c_.o_rank +
         3 * c_.expert_dim * (c_.n_active + 1) +
+        c_.n_active * (c_.hidden_size + c_.expert_dim) +
         (c_.n_streams + 1) * c_.hidden_size +
-        c_.engram.n_rows() * c_.engram.head_dim;
-    const auto keys = static_cast<uint64_t>(8 * (c_.window + c_.index_topk));
+        2 * c_.engram.n_rows() * c_.engram.head_dim;
+    // Pointers to keys, and the ids of those that were picked.
+    const auto keys = static_cast<uint64_t>(8 * c_.window + 12 * c_.index_topk +
+                                            4 * c_.candidate_blocks);
     return kMaxRows * (static_cast<uint64_t>(row) * sizeof(float) + keys);
   }
 

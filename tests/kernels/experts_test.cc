@@ -46,7 +46,7 @@ TEST_P(ExpertsTest, AffinitiesAreRootsOfSoftplus) {
 
 TEST_P(ExpertsTest, TheHighestWithTheirBiasAreChosenAscending) {
   CpuOps ops(GetParam(), 3);
-  constexpr int64_t kRows = 300;
+  constexpr int64_t kRows = 40;
   constexpr int64_t kExperts = 12;
   auto affinities = RandomFloats(random_, kRows * kExperts);
   auto bias = RandomFloats(random_, kExperts);
@@ -58,7 +58,8 @@ TEST_P(ExpertsTest, TheHighestWithTheirBiasAreChosenAscending) {
     affinities[r * kExperts + 8] = affinities[r * kExperts + 7];
   }
   const auto logits = affinities;
-  for (const int64_t k : {int64_t{1}, int64_t{5}, kExperts}) {
+  // Some k stands between the two that tie.
+  for (int64_t k = 1; k <= kExperts; ++k) {
     affinities = logits;
     std::vector<int32_t> experts(kRows * k, -1);
     ops.ChooseExperts({.affinities = affinities.data(),

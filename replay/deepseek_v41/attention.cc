@@ -3,7 +3,6 @@
 #include "replay/deepseek_v41/attention.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -15,9 +14,6 @@ namespace torpor::replay::deepseek_v41 {
 namespace {
 
 using kernels::RowFormat;
-
-// Rows whose scores stand in memory at a time.
-constexpr uint64_t kScoreRows = 16;
 
 std::vector<LayerSlots> SlotsOf(const ModelLayout& layout) {
   std::vector<LayerSlots> out(layout.n_layers);
@@ -66,19 +62,7 @@ AttentionSite::AttentionSite(const Config& config, const ModelLayout& layout,
       main_inv_freq_(kernels::RopeInvFreq(static_cast<float>(config.rope_theta),
                                           config.rope_dim, 1.0f)),
       compress_inv_freq_(CompressInvFreq(config)),
-      picks_(&math->ops()),
-      blocks_(&math->ops()),
-      scores_(&math->ops()),
-      codes_(&math->ops()) {}
-
-void AttentionSite::Choices::Clear(kernels::Ops* ops, uint64_t n_rows,
-                                   int64_t at_most) {
-  stride = static_cast<size_t>(at_most);
-  ids.Resize(n_rows * stride);
-  n.Resize(n_rows);
-  const std::vector<int32_t> zeros(n_rows, 0);
-  ops->Upload(n.data(), zeros.data(), n_rows * sizeof(int32_t));
-}
+      picks_(config, math) {}
 
 // Tables on the host: cos and sin in double, the same bits on every backend.
 void AttentionSite::Begin(const RowBatch& batch) {
@@ -97,8 +81,7 @@ void AttentionSite::Begin(const RowBatch& batch) {
   compress_tables_ = {};
   main_tables_ = math_.Upload(main, c_.rope_dim);
   compress_tables_ = math_.Upload(compress, c_.rope_dim);
-  picks_.Clear(&math_.ops(), batch.n_rows(), c_.index_topk);
-  blocks_.Clear(&math_.ops(), batch.n_rows(), c_.candidate_blocks);
+  picks_.Begin(batch.n_rows());
 }
 
 FloatRows AttentionSite::Run(uint32_t l, const LayerWeights& w,
@@ -298,127 +281,10 @@ void AttentionSite::Choose(uint32_t l, const IndexerWeights& w,
                            const FloatRows& x, const FloatRows& q_r) {
   FloatRows q = math_.Project(w.wq_b, q_r);
   Rope(l, runs, c_.index_heads, /*inverse=*/false, &q);
-  QuantiseQueries(&q);
-  math_.Show("index_q", l, runs, &q);
   FloatRows weights = math_.Project(w.weights_proj, x);
-  math_.ops().Scale(
-      {.x = weights.data(),
-       .n = weights.size(),
-       .factor = static_cast<float>(
-           1.0 / std::sqrt(static_cast<double>(c_.index_heads)))});
-  math_.Show("index_weights", l, runs, &weights);
-
   const LayerConfig& config = layer(l);
   const uint32_t slot = Index(slots_[Index(config.kv_source)].index);
-  uint64_t at = 0;
-  for (const RowRun& run : runs) {
-    for (uint64_t i = 0; i < run.n; i += kScoreRows) {
-      const uint64_t n = std::min(kScoreRows, run.n - i);
-      std::vector<int64_t> visible;
-      for (uint64_t pos = run.position + i; pos < run.position + i + n; ++pos) {
-        visible.push_back(static_cast<int64_t>(pos + 1) / config.ratio);
-      }
-      const int64_t stride = visible.back();
-      ReserveScores(stride);
-      math_.ops().IndexScore(
-          {.n_rows = static_cast<int64_t>(n),
-           .n_heads = c_.index_heads,
-           .dim = c_.index_dim,
-           .scale = static_cast<float>(
-               1.0 / std::sqrt(static_cast<double>(c_.index_dim))),
-           .q = q.row(at),
-           .weights = weights.row(at),
-           .pages = CacheOf(batch, run.segment)->Pages(slot).pages,
-           .page_rows = RecordCache::kPageRows,
-           .n_visible = visible.data(),
-           .scores = scores_.data(),
-           .scores_stride = stride});
-      ChooseByScores(l, {run.segment, run.row + i, run.position + i, n},
-                     visible, stride);
-      at += n;
-    }
-  }
-}
-
-void AttentionSite::ReserveScores(int64_t stride) {
-  // In steps: a decode step would make it grow each time.
-  constexpr uint64_t kStep = 1024;
-  const auto steps = (static_cast<uint64_t>(stride) + kStep - 1) / kStep;
-  scores_.Resize(kScoreRows * std::max<uint64_t>(1, steps) * kStep);
-}
-
-void AttentionSite::QuantiseQueries(FloatRows* q) {
-  const int64_t n_rows = q->size() / c_.index_dim;
-  const int64_t row_bytes =
-      kernels::RowBytes(RowFormat::kIndexFp4, c_.index_dim, 0);
-  codes_.Resize(static_cast<size_t>(n_rows * row_bytes));
-  math_.ops().EncodeRows({.format = RowFormat::kIndexFp4,
-                          .x = q->data(),
-                          .n_rows = n_rows,
-                          .dim = c_.index_dim,
-                          .x_stride = c_.index_dim,
-                          .out = codes_.data(),
-                          .out_stride = row_bytes});
-  math_.ops().DecodeRows({.format = RowFormat::kIndexFp4,
-                          .in = codes_.data(),
-                          .n_rows = n_rows,
-                          .dim = c_.index_dim,
-                          .in_stride = row_bytes,
-                          .out = q->data(),
-                          .out_stride = c_.index_dim});
-}
-
-void AttentionSite::ChooseByScores(uint32_t l, const RowRun& run,
-                                   std::span<const int64_t> visible,
-                                   int64_t stride) {
-  const auto n_rows = static_cast<int64_t>(run.n);
-  if (l == c_.candidate_source) {
-    math_.ops().CandidateBlocks({.scores = scores_.data(),
-                                 .n_rows = n_rows,
-                                 .scores_stride = stride,
-                                 .n_scores = visible.data(),
-                                 .block_size = c_.candidate_block_size,
-                                 .n_blocks = c_.candidate_blocks,
-                                 .blocks = blocks_.IdsOf(run.row),
-                                 .n_chosen = blocks_.n.data() + run.row});
-    ShowChoices("candidate_blocks", l, run, &blocks_);
-  }
-  if (layer(l).uses_candidates) {
-    math_.ops().KeepBlocks({.scores = scores_.data(),
-                            .n_rows = n_rows,
-                            .scores_stride = stride,
-                            .n_scores = visible.data(),
-                            .block_size = c_.candidate_block_size,
-                            .blocks = blocks_.IdsOf(run.row),
-                            .n_blocks = c_.candidate_blocks,
-                            .n_chosen = blocks_.n.data() + run.row});
-  }
-  math_.ops().TopK({.scores = scores_.data(),
-                    .n_rows = n_rows,
-                    .scores_stride = stride,
-                    .n_scores = visible.data(),
-                    .k = c_.index_topk,
-                    .ids = picks_.IdsOf(run.row),
-                    .n_ids = picks_.n.data() + run.row});
-  ShowChoices("picks", l, run, &picks_);
-}
-
-void AttentionSite::ShowChoices(std::string_view name, uint32_t l,
-                                const RowRun& run, Choices* choices) {
-  if (math_.tap() == nullptr) return;
-  for (uint64_t i = 0; i < run.n; ++i) {
-    int32_t n = 0;
-    int32_t* const n_at = choices->n.data() + run.row + i;
-    int32_t* const ids_at = choices->IdsOf(run.row + i);
-    math_.ops().Download(&n, n_at, sizeof(n));
-    std::vector<int32_t> ids(static_cast<size_t>(n));
-    math_.ops().Download(ids.data(), ids_at, ids.size() * sizeof(int32_t));
-    math_.tap()->OnChoice(name, l, run.position + i, &ids);
-    assert(ids.size() <= choices->stride);
-    n = static_cast<int32_t>(ids.size());
-    math_.ops().Upload(n_at, &n, sizeof(n));
-    math_.ops().Upload(ids_at, ids.data(), ids.size() * sizeof(int32_t));
-  }
+  picks_.Choose(l, slot, batch, runs, std::move(q), std::move(weights));
 }
 
 // ---- what it reads ---------------------------------------------------------
@@ -443,8 +309,8 @@ FloatRows AttentionSite::Attend(uint32_t l, const AttentionWeights& w,
     kernels::LatentSegment& segment = segments.back();
     segment.entries = cache->Pages(Index(slots_[Index(config.kv_source)].main));
     segment.picks = picks_.IdsOf(run.row);
-    segment.n_picks = picks_.n.data() + run.row;
-    segment.picks_stride = static_cast<int64_t>(picks_.stride);
+    segment.n_picks = picks_.CountsOf(run.row);
+    segment.picks_stride = c_.index_topk;
   }
   math_.ops().LatentAttention(
       {.attention = {.n_rows = at,

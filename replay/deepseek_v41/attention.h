@@ -9,10 +9,10 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "replay/deepseek_v41/config.h"
+#include "replay/deepseek_v41/picks.h"
 #include "replay/deepseek_v41/row_math.h"
 #include "replay/deepseek_v41/weights.h"
 #include "replay/record_cache.h"
@@ -54,17 +54,6 @@ class AttentionSite {
     uint64_t row;
     uint8_t* at;
   };
-  // Ids that the rows of a batch chose, in a backend's memory.
-  struct Choices {
-    explicit Choices(kernels::Ops* ops) : ids(ops), n(ops) {}
-    // Of no row anything.
-    void Clear(kernels::Ops* ops, uint64_t n_rows, int64_t at_most);
-    int32_t* IdsOf(uint64_t row) { return ids.data() + row * stride; }
-
-    kernels::Buffer<int32_t> ids;  // [n_rows, stride]
-    kernels::Buffer<int32_t> n;    // [n_rows]
-    size_t stride = 0;
-  };
 
   [[nodiscard]] const LayerConfig& layer(uint32_t l) const {
     return c_.layers[l];
@@ -72,9 +61,6 @@ class AttentionSite {
   static RecordCache* CacheOf(const RowBatch& batch, size_t segment) {
     return static_cast<RecordCache*>(batch.segment(segment).sequence);
   }
-
-  void ShowChoices(std::string_view name, uint32_t l, const RowRun& run,
-                   Choices* choices);
 
   void WriteWindow(uint32_t l, const LayerWeights& w, const RowBatch& batch,
                    std::span<const RowRun> entering, const FloatRows& x);
@@ -101,13 +87,6 @@ class AttentionSite {
   void Choose(uint32_t l, const IndexerWeights& w, const RowBatch& batch,
               std::span<const RowRun> runs, const FloatRows& x,
               const FloatRows& q_r);
-  void QuantiseQueries(FloatRows* q);
-  // Room for rows of as many scores.
-  void ReserveScores(int64_t stride);
-  // Rows of one run by scores_, [rows, stride], of which each row's first
-  // `visible` count.
-  void ChooseByScores(uint32_t l, const RowRun& run,
-                      std::span<const int64_t> visible, int64_t stride);
   FloatRows Attend(uint32_t l, const AttentionWeights& w, const RowBatch& batch,
                    std::span<const RowRun> runs, FloatRows q);
   FloatRows ProjectOut(const AttentionWeights& w, const FloatRows& o);
@@ -129,12 +108,7 @@ class AttentionSite {
   // [rows of the batch, rope_dim]
   FloatRows main_tables_;
   FloatRows compress_tables_;
-  // Per row of the batch, of the last index source and candidate source.
-  Choices picks_;
-  Choices blocks_;
-  // Work of Choose, kept between calls.
-  Floats scores_;
-  kernels::Buffer<uint8_t> codes_;
+  Picks picks_;
 };
 
 }  // namespace torpor::replay::deepseek_v41

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Element-wise ops: the gated GELU of Gemma's MLP, the clamped gated SiLU of
-// DeepSeek's experts, softcap, and rounding rows to the dtype that the next
-// GEMM wants.
+// DeepSeek's experts, softcap, scaling, and rounding rows to bf16, as the next
+// GEMM wants them or in place.
 
 #ifndef TORPOR_KERNELS_ACTIVATION_H_
 #define TORPOR_KERNELS_ACTIVATION_H_
@@ -53,10 +53,26 @@ struct ToBf16Params {
   Bf16* out = nullptr;
 };
 
+// x = the nearest value that a bf16 holds, in place; as ToBf16 rounds. Floor:
+// each value read once and written once.
+struct RoundBf16Params {
+  float* x = nullptr;
+  int64_t n = 0;
+};
+
+// x = x * factor, in place. Floor: likewise.
+struct ScaleParams {
+  float* x = nullptr;
+  int64_t n = 0;
+  float factor = 1.0f;
+};
+
 void GatedGeluRef(const GatedGeluParams& params);
 void GatedSiluRef(const GatedSiluParams& params);
 void SoftcapRef(const SoftcapParams& params);
 void ToBf16Ref(const ToBf16Params& params);
+void RoundBf16Ref(const RoundBf16Params& params);
+void ScaleRef(const ScaleParams& params);
 
 }  // namespace torpor::kernels
 

@@ -57,4 +57,12 @@ void ToBf16Ref(const ToBf16Params& p) {
   for (int64_t i = 0; i < p.n; ++i) p.out[i] = ToBf16(p.x[i]);
 }
 
+void RoundBf16Ref(const RoundBf16Params& p) {
+  for (int64_t i = 0; i < p.n; ++i) p.x[i] = RoundToBf16(p.x[i]);
+}
+
+void ScaleRef(const ScaleParams& p) {
+  for (int64_t i = 0; i < p.n; ++i) p.x[i] *= p.factor;
+}
+
 }  // namespace torpor::kernels

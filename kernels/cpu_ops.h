@@ -10,13 +10,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/hyper_connection.h"
-#include "kernels/index_score.h"
 #include "kernels/isa.h"
-#include "kernels/latent_attention.h"
 #include "kernels/ops.h"
-#include "kernels/row_codec.h"
-#include "kernels/weight_codec.h"
 
 namespace torpor::kernels {
 
@@ -51,25 +46,45 @@ class CpuOps final : public Ops {
   void ToBf16(const ToBf16Params& params) override;
   void Attention(const AttentionParams& params) override;
 
+  void ScatterRows(const ScatterRowsParams& params) override;
+  void GroupedGemm(const GroupedGemmParams& params) override;
+  void RopeTail(const RopeTailParams& params) override;
+  void GatedSilu(const GatedSiluParams& params) override;
+  void RoundBf16(const RoundBf16Params& params) override;
+  void Scale(const ScaleParams& params) override;
+  void FakeQuantFp8(const FakeQuantFp8Params& params) override;
+  void EncodeRows(const EncodeRowsParams& params) override;
+  void DecodeRows(const DecodeRowsParams& params) override;
+  void PoolMembers(const PoolMembersParams& params) override;
+  void IndexScore(const IndexScoreParams& params) override;
+  void CandidateBlocks(const CandidateBlocksParams& params) override;
+  void KeepBlocks(const KeepBlocksParams& params) override;
+  void TopK(const TopKParams& params) override;
+  void LatentAttention(const PagedLatentAttentionParams& params) override;
+  // Of keys that are listed.
+  void LatentAttention(const LatentAttentionParams& params);
+  void HyperMix(const HyperMixParams& params) override;
+  void HyperCollapse(const HyperCollapseParams& params) override;
+  void HyperExpand(const HyperExpandParams& params) override;
+  void EngramGate(const EngramGateParams& params) override;
+  void ChooseExperts(const ChooseExpertsParams& params) override;
+  void GroupExperts(const GroupExpertsParams& params) override;
+  void SumExperts(const SumExpertsParams& params) override;
+
   [[nodiscard]] size_t PageBytes(const KvShape& shape) const override;
   uint8_t* NewPage(const KvShape& shape) override;
+  uint8_t* NewPage(size_t bytes) override;
   void PutKv(const PutKvParams& params) override;
   absl::Status ImportKv(const KvRowBytes& to,
                         std::span<const uint8_t> from) override;
   absl::Status ExportKv(const KvRowBytes& from, std::span<uint8_t> to) override;
+  absl::Status ImportRecords(const RecordRange& to,
+                             std::span<const uint8_t> from) override;
+  absl::Status ExportRecords(const RecordRange& from,
+                             std::span<uint8_t> to) override;
 
-  // Of families that run on the CPU alone.
-  void RopeTail(const RopeTailParams& params);
-  void GatedSilu(const GatedSiluParams& params);
-  void EncodeRows(const EncodeRowsParams& params);
-  void DecodeRows(const DecodeRowsParams& params);
+  // For the host's own work: weights while they are loaded, rows of tables.
   void DecodeWeights(const DecodeWeightsParams& params);
-  void FakeQuantFp8(const FakeQuantFp8Params& params);
-  void LatentAttention(const LatentAttentionParams& params);
-  void IndexScore(const IndexScoreParams& params);
-  void HyperMix(const HyperMixParams& params);
-  void HyperCollapse(const HyperCollapseParams& params);
-  void HyperExpand(const HyperExpandParams& params);
 
  private:
   struct Impl;

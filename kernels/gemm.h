@@ -88,8 +88,26 @@ struct GemmParams {
   float* c = nullptr;
 };
 
+// A matrix for each group of rows (the experts of a layer): entries
+// [group_begin[g], group_begin[g + 1]) meet matrix g, in the order of Gemm.
+struct GroupedGemmParams {
+  // [any, k] of the matrices' dtype, row-major, packed.
+  const void* a = nullptr;
+  // [n_entries]: the row of a of each entry; null = entry i reads row i.
+  const int32_t* row_index = nullptr;
+  // [n_groups + 1], ascending from 0 to n_entries.
+  const int32_t* group_begin = nullptr;
+  int64_t n_groups = 0;
+  int64_t n_entries = 0;
+  // [n_groups], the host's; of one shape and dtype.
+  const PackedMatrix* const* b = nullptr;
+  // [n_entries, n] f32, row-major.
+  float* c = nullptr;
+};
+
 // Scalar, double accumulators: what the fast paths are compared with.
 void GemmRef(const GemmParams& params);
+void GroupedGemmRef(const GroupedGemmParams& params);
 
 }  // namespace torpor::kernels
 

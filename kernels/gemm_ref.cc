@@ -107,4 +107,19 @@ void GemmRef(const GemmParams& p) {
   }
 }
 
+void GroupedGemmRef(const GroupedGemmParams& p) {
+  for (int64_t g = 0; g < p.n_groups; ++g) {
+    const PackedMatrix& b = *p.b[g];
+    const size_t row_bytes = static_cast<size_t>(b.k()) * DTypeBytes(b.dtype());
+    for (int64_t i = p.group_begin[g]; i < p.group_begin[g + 1]; ++i) {
+      const int64_t row = p.row_index != nullptr ? p.row_index[i] : i;
+      GemmRef({.a = static_cast<const uint8_t*>(p.a) +
+                    static_cast<size_t>(row) * row_bytes,
+               .n_rows = 1,
+               .b = &b,
+               .c = p.c + i * b.n()});
+    }
+  }
+}
+
 }  // namespace torpor::kernels

@@ -27,11 +27,11 @@ struct IndexScoreParams {
   // [n_rows, n_heads] f32.
   const float* weights = nullptr;
   RowFormat key_format = RowFormat::kIndexFp4;
-  // Pages of `page_rows` encoded keys each.
+  // Pages of `page_rows` encoded keys each; the list is the host's.
   const uint8_t* const* pages = nullptr;
   int64_t page_rows = 0;
-  // [n_rows]: keys [0, n_visible[r]) are scored, others neither read nor
-  // written.
+  // [n_rows], the host's: keys [0, n_visible[r]) are scored, others neither
+  // read nor written.
   const int64_t* n_visible = nullptr;
   // [n_rows, scores_stride] f32.
   float* scores = nullptr;

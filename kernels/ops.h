@@ -3,10 +3,11 @@
 // A backend: the ops of kernels/ and the memory that they work in. A forward is
 // written once against it.
 //
-// Rows (inputs, outputs, weights, KV pages) stand in the backend's memory; what
-// says which rows (segments, key ranges, page pointers, ids) stands in the
-// host's and may change once the call returns. Ops run in the order of their
-// calls, on a device some time after them; Download and Finish wait.
+// Rows (inputs, outputs, weights, KV pages) stand in the backend's memory, and
+// so does what ops chose (picks, experts); what the caller says of them
+// (segments, key ranges, page pointers, token ids, counts of scores) stands in
+// the host's and may change once the call returns. Ops run in the order of
+// their calls, on a device some time after them; Download and Finish wait.
 //
 // Errors stick: after one, ops do nothing until Finish has told it. One caller
 // at a time, but for the calls that say otherwise.
@@ -25,11 +26,21 @@
 #include "absl/status/status.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/engram_gate.h"
+#include "kernels/experts.h"
 #include "kernels/gemm.h"
+#include "kernels/hyper_connection.h"
+#include "kernels/index_score.h"
 #include "kernels/kv_rows.h"
+#include "kernels/paged_latent_attention.h"
+#include "kernels/pool_members.h"
+#include "kernels/record_rows.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/row_codec.h"
 #include "kernels/row_moves.h"
+#include "kernels/top_k.h"
+#include "kernels/weight_codec.h"
 
 namespace torpor::kernels {
 
@@ -70,9 +81,34 @@ class Ops {
   virtual void ToBf16(const ToBf16Params& params) = 0;
   virtual void Attention(const AttentionParams& params) = 0;
 
+  virtual void ScatterRows(const ScatterRowsParams& params) = 0;
+  virtual void GroupedGemm(const GroupedGemmParams& params) = 0;
+  virtual void RopeTail(const RopeTailParams& params) = 0;
+  virtual void GatedSilu(const GatedSiluParams& params) = 0;
+  virtual void RoundBf16(const RoundBf16Params& params) = 0;
+  virtual void Scale(const ScaleParams& params) = 0;
+  virtual void FakeQuantFp8(const FakeQuantFp8Params& params) = 0;
+  virtual void EncodeRows(const EncodeRowsParams& params) = 0;
+  virtual void DecodeRows(const DecodeRowsParams& params) = 0;
+  virtual void PoolMembers(const PoolMembersParams& params) = 0;
+  virtual void IndexScore(const IndexScoreParams& params) = 0;
+  virtual void CandidateBlocks(const CandidateBlocksParams& params) = 0;
+  virtual void KeepBlocks(const KeepBlocksParams& params) = 0;
+  virtual void TopK(const TopKParams& params) = 0;
+  virtual void LatentAttention(const PagedLatentAttentionParams& params) = 0;
+  virtual void HyperMix(const HyperMixParams& params) = 0;
+  virtual void HyperCollapse(const HyperCollapseParams& params) = 0;
+  virtual void HyperExpand(const HyperExpandParams& params) = 0;
+  virtual void EngramGate(const EngramGateParams& params) = 0;
+  virtual void ChooseExperts(const ChooseExpertsParams& params) = 0;
+  virtual void GroupExperts(const GroupExpertsParams& params) = 0;
+  virtual void SumExperts(const SumExpertsParams& params) = 0;
+
   // A page of this shape holds this many bytes here, zeros at first.
   [[nodiscard]] virtual size_t PageBytes(const KvShape& shape) const = 0;
   virtual uint8_t* NewPage(const KvShape& shape) = 0;
+  // One of records, zeros at first. Any thread.
+  virtual uint8_t* NewPage(size_t bytes) = 0;
   virtual void PutKv(const PutKvParams& params) = 0;
   // Stored rows into pages, and back; done when they return, beside whatever
   // else runs. Any thread.
@@ -80,6 +116,11 @@ class Ops {
                                 std::span<const uint8_t> from) = 0;
   virtual absl::Status ExportKv(const KvRowBytes& from,
                                 std::span<uint8_t> to) = 0;
+  // Records likewise.
+  virtual absl::Status ImportRecords(const RecordRange& to,
+                                     std::span<const uint8_t> from) = 0;
+  virtual absl::Status ExportRecords(const RecordRange& from,
+                                     std::span<uint8_t> to) = 0;
 };
 
 // Elements in a backend's memory; not initialised. Move only.

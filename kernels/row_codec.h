@@ -92,6 +92,9 @@ struct EncodeRowsParams {
   // between rows stay.
   uint8_t* out = nullptr;
   int64_t out_stride = 0;
+  // In place of both: [n_rows], the host's, where each row goes. No two
+  // overlap.
+  uint8_t* const* rows = nullptr;
 };
 
 // value = code * scale. In f32 that is exact but beyond 2^128, which gives an

@@ -146,7 +146,7 @@ void EncodeRowsRef(const EncodeRowsParams& p) {
   const RowShape shape = ShapeOf(p.format, p.dim, p.rope_dim);
   for (int64_t row = 0; row < p.n_rows; ++row) {
     EncodeRow(p.format, shape, p.x + row * p.x_stride,
-              p.out + row * p.out_stride);
+              p.rows != nullptr ? p.rows[row] : p.out + row * p.out_stride);
   }
 }
 

@@ -186,7 +186,7 @@ void EncodeRowsCpu(const EncodeRowsParams& p, const RowShape& shape,
                    int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* x = p.x + row * p.x_stride;
-    uint8_t* out = p.out + row * p.out_stride;
+    uint8_t* out = p.rows != nullptr ? p.rows[row] : p.out + row * p.out_stride;
     uint8_t* scales = out + shape.scales_at;
     switch (p.format) {
       case RowFormat::kMainFp4:

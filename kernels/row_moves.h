@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that only move: embeddings of ids, and blocks of rows that change their
-// stride. Floor: each row read once and written once.
+// Rows that only move: embeddings of ids, blocks of rows that change their
+// stride, rows that go to places of their own. Floor: each row read once and
+// written once.
 
 #ifndef TORPOR_KERNELS_ROW_MOVES_H_
 #define TORPOR_KERNELS_ROW_MOVES_H_
@@ -36,8 +37,20 @@ struct CopyRowsParams {
   int64_t out_stride = 0;
 };
 
+struct ScatterRowsParams {
+  // [n_rows, dim] f32, `x_stride` elements apart.
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t n_rows = 0;
+  int64_t dim = 0;
+  // [n_rows], the host's: where each row's dim f32 begin, of any alignment, no
+  // two overlapping.
+  uint8_t* const* out = nullptr;
+};
+
 void EmbedRowsRef(const EmbedRowsParams& params);
 void CopyRowsRef(const CopyRowsParams& params);
+void ScatterRowsRef(const ScatterRowsParams& params);
 
 }  // namespace torpor::kernels
 

@@ -34,4 +34,11 @@ void CopyRowsRef(const CopyRowsParams& p) {
   }
 }
 
+void ScatterRowsRef(const ScatterRowsParams& p) {
+  for (int64_t row = 0; row < p.n_rows; ++row) {
+    std::memcpy(p.out[row], p.x + row * p.x_stride,
+                static_cast<size_t>(p.dim) * sizeof(float));
+  }
+}
+
 }  // namespace torpor::kernels

@@ -3,7 +3,6 @@
 #include "replay/record_cache.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -18,10 +17,18 @@ uint64_t RecordCache::RingRows(const replay::Slot& slot, uint64_t max_rows) {
   return slot.reach() + max_rows;
 }
 
-RecordCache::RecordCache(const ModelLayout& layout, uint64_t max_rows) {
+RecordCache::RecordCache(kernels::Ops* ops, const ModelLayout& layout,
+                         uint64_t max_rows)
+    : ops_(*ops) {
   for (const replay::Slot& slot : layout.slots) {
     slots_.push_back(
         {.row_bytes = slot.row_bytes, .ring_rows = RingRows(slot, max_rows)});
+  }
+}
+
+RecordCache::~RecordCache() {
+  for (const Slot& slot : slots_) {
+    for (uint8_t* page : slot.pages) ops_.Free(page);
   }
 }
 
@@ -39,26 +46,39 @@ uint64_t RecordCache::BytesFor(const ModelLayout& layout, uint64_t max_rows,
 uint64_t RecordCache::bytes() const {
   uint64_t bytes = 0;
   for (const Slot& slot : slots_) {
-    bytes += slot.memory.size() * kPageRows * slot.row_bytes;
+    bytes += slot.pages.size() * kPageRows * slot.row_bytes;
   }
   return bytes;
 }
 
-uint8_t* RecordCache::Put(uint32_t index, uint64_t row) {
+void RecordCache::Reserve(uint32_t index, uint64_t row, uint64_t n) {
   Slot& slot = slots_[index];
-  slot.end = std::max(slot.end, row + 1);
+  if (n == 0) return;
+  slot.end = std::max(slot.end, row + n);
   const uint64_t at = slot.ring_rows == 0 ? row : row % slot.ring_rows;
-  while (slot.memory.size() <= at / kPageRows) {
-    slot.memory.emplace_back(kPageRows * slot.row_bytes);
-    slot.pages.push_back(slot.memory.back().data());
+  // One past the last place that a row takes.
+  uint64_t places = at + n;
+  if (slot.ring_rows != 0) places = std::min(places, slot.ring_rows);
+  while (slot.pages.size() * kPageRows < places) {
+    slot.pages.push_back(ops_.NewPage(kPageRows * slot.row_bytes));
   }
-  return slot.memory[at / kPageRows].data() + at % kPageRows * slot.row_bytes;
+}
+
+uint8_t* RecordCache::Put(uint32_t index, uint64_t row) {
+  Reserve(index, row, 1);
+  return Pages(index).Row(static_cast<int64_t>(row));
 }
 
 const uint8_t* RecordCache::Row(uint32_t index, uint64_t row) const {
+  return Pages(index).Row(static_cast<int64_t>(row));
+}
+
+kernels::RecordPages RecordCache::Pages(uint32_t index) const {
   const Slot& slot = slots_[index];
-  const uint64_t at = slot.ring_rows == 0 ? row : row % slot.ring_rows;
-  return slot.pages[at / kPageRows] + at % kPageRows * slot.row_bytes;
+  return {.pages = slot.pages.data(),
+          .page_rows = static_cast<int64_t>(kPageRows),
+          .ring_rows = static_cast<int64_t>(slot.ring_rows),
+          .row_bytes = static_cast<int64_t>(slot.row_bytes)};
 }
 
 absl::Status RecordCache::CheckSlot(uint32_t slot, const char* what) const {
@@ -88,11 +108,11 @@ absl::Status RecordCache::ImportRows(uint32_t index, uint64_t row_begin,
         absl::StrFormat("import rows of slot %d: %d rows into a ring of %d",
                         index, n, slot.ring_rows));
   }
-  for (uint64_t i = 0; i < n; ++i) {
-    std::memcpy(Put(index, row_begin + i), bytes.data() + i * slot.row_bytes,
-                slot.row_bytes);
-  }
-  return absl::OkStatus();
+  Reserve(index, row_begin, n);
+  return ops_.ImportRecords({.of = Pages(index),
+                             .row = static_cast<int64_t>(row_begin),
+                             .n_rows = static_cast<int64_t>(n)},
+                            bytes);
 }
 
 absl::Status RecordCache::ExportRows(uint32_t index, Rows rows,
@@ -111,11 +131,10 @@ absl::Status RecordCache::ExportRows(uint32_t index, Rows rows,
                         rows.begin, rows.end, index, oldest, slot.end));
   }
   TORPOR_RETURN_IF_ERROR(CheckBytes(index, rows.size(), out.size(), "export"));
-  for (uint64_t row = rows.begin; row < rows.end; ++row) {
-    std::memcpy(out.data() + (row - rows.begin) * slot.row_bytes,
-                Row(index, row), slot.row_bytes);
-  }
-  return absl::OkStatus();
+  return ops_.ExportRecords({.of = Pages(index),
+                             .row = static_cast<int64_t>(rows.begin),
+                             .n_rows = static_cast<int64_t>(rows.size())},
+                            out);
 }
 
 }  // namespace torpor::replay

@@ -2,7 +2,8 @@
 //
 // The KV of one sequence for models whose rows are records of bytes: every row
 // of slots that persist, a ring of the last rows of the others. Rows stand as
-// they are stored. Not thread-safe.
+// they are stored, in a backend's pages. Not thread-safe, but rows of one slot
+// may be imported while others are used.
 
 #ifndef TORPOR_REPLAY_RECORD_CACHE_H_
 #define TORPOR_REPLAY_RECORD_CACHE_H_
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/ops.h"
+#include "kernels/record_rows.h"
 #include "replay/model.h"
 #include "replay/model_layout.h"
 
@@ -22,8 +25,11 @@ class RecordCache final : public Sequence {
   static constexpr uint64_t kPageRows = 64;
 
   // A window's ring holds a window and `max_rows` new rows beside it; an open
-  // group's holds the group and what it overlaps.
-  RecordCache(const ModelLayout& layout, uint64_t max_rows);
+  // group's holds the group and what it overlaps. `ops` outlives the cache.
+  RecordCache(kernels::Ops* ops, const ModelLayout& layout, uint64_t max_rows);
+  ~RecordCache() override;
+  RecordCache(const RecordCache&) = delete;
+  RecordCache& operator=(const RecordCache&) = delete;
 
   absl::Status ImportRows(uint32_t slot, uint64_t row_begin,
                           std::span<const uint8_t> bytes) override;
@@ -31,14 +37,12 @@ class RecordCache final : public Sequence {
                           std::span<uint8_t> out) const override;
   uint64_t bytes() const override;
 
-  // Where a row is written; makes room for it.
+  // Where an op writes a row; makes room for it.
   uint8_t* Put(uint32_t slot, uint64_t row);
-  // A row that was written or imported and is still held.
+  // A row that was written or imported and is still held, for ops to read.
   [[nodiscard]] const uint8_t* Row(uint32_t slot, uint64_t row) const;
-  // Rows of a slot that persists: page i holds [i, i + 1) * kPageRows.
-  [[nodiscard]] const uint8_t* const* Pages(uint32_t slot) const {
-    return slots_[slot].pages.data();
-  }
+  // All of a slot's, valid until rows are put or imported.
+  [[nodiscard]] kernels::RecordPages Pages(uint32_t slot) const;
 
   // What such a cache takes for n tokens.
   static uint64_t BytesFor(const ModelLayout& layout, uint64_t max_rows,
@@ -49,17 +53,19 @@ class RecordCache final : public Sequence {
     uint64_t row_bytes = 0;
     // Rows of the ring; 0 = all are kept.
     uint64_t ring_rows = 0;
-    std::vector<std::vector<uint8_t>> memory;
-    std::vector<const uint8_t*> pages;
+    std::vector<uint8_t*> pages;
     // One past the last row that was put.
     uint64_t end = 0;
   };
 
+  // Makes room for rows [row, row + n), of a ring at most all.
+  void Reserve(uint32_t slot, uint64_t row, uint64_t n);
   static uint64_t RingRows(const replay::Slot& slot, uint64_t max_rows);
   [[nodiscard]] absl::Status CheckSlot(uint32_t slot, const char* what) const;
   [[nodiscard]] absl::Status CheckBytes(uint32_t slot, uint64_t n_rows,
                                         size_t n_bytes, const char* what) const;
 
+  kernels::Ops& ops_;
   std::vector<Slot> slots_;
 };
 

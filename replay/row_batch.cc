@@ -47,6 +47,15 @@ absl::Status CheckSegment(const Segment& segment, uint64_t id_lookback,
   return CheckIds(segment.ids, segment.begin, vocab_size);
 }
 
+void AddBlock(RowBlock block, std::vector<RowBlock>* blocks) {
+  if (!blocks->empty() &&
+      blocks->back().first + blocks->back().n == block.first) {
+    blocks->back().n += block.n;
+  } else {
+    blocks->push_back(block);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<RowBatch> RowBatch::Make(std::span<const Segment> segments,
@@ -96,21 +105,24 @@ uint64_t CountRows(std::span<const RowRun> runs) {
   return n;
 }
 
-std::vector<float> RowsOf(std::span<const RowRun> runs,
-                          std::span<const RowRun> from,
-                          std::span<const float> rows, int64_t dim) {
-  std::vector<float> out;
-  out.reserve(CountRows(runs) * static_cast<size_t>(dim));
+std::vector<RowBlock> BlocksOf(std::span<const RowRun> runs) {
+  std::vector<RowBlock> blocks;
+  for (const RowRun& run : runs) AddBlock({run.row, run.n}, &blocks);
+  return blocks;
+}
+
+std::vector<RowBlock> BlocksIn(std::span<const RowRun> runs,
+                               std::span<const RowRun> from) {
+  std::vector<RowBlock> blocks;
   size_t next = 0;
   uint64_t end = 0;
   for (const RowRun& run : runs) {
     do {
       end += from[next].n;
     } while (from[next++].segment != run.segment);
-    const auto last = rows.begin() + static_cast<ptrdiff_t>(end) * dim;
-    out.insert(out.end(), last - static_cast<ptrdiff_t>(run.n) * dim, last);
+    AddBlock({end - run.n, run.n}, &blocks);
   }
-  return out;
+  return blocks;
 }
 
 RowRun RowBatch::From(size_t s, uint64_t begin) const {

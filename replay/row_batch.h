@@ -29,11 +29,20 @@ struct RowRun {
 // Rows of all runs.
 uint64_t CountRows(std::span<const RowRun> runs);
 
-// Of `rows`, which stand for `from`, one after the other [rows, dim], those of
-// `runs`. REQUIRES: each run is the end of the run of its segment in `from`.
-std::vector<float> RowsOf(std::span<const RowRun> runs,
-                          std::span<const RowRun> from,
-                          std::span<const float> rows, int64_t dim);
+// Rows [first, first + n) of a buffer.
+struct RowBlock {
+  uint64_t first = 0;
+  uint64_t n = 0;
+  friend bool operator==(const RowBlock&, const RowBlock&) = default;
+};
+
+// Where the rows of `runs` stand in the batch's buffers, in order; those that
+// follow each other are one block.
+std::vector<RowBlock> BlocksOf(std::span<const RowRun> runs);
+// Where they stand in a buffer that holds the rows of `from` alone, one after
+// the other. REQUIRES: each run is the end of the run of its segment in `from`.
+std::vector<RowBlock> BlocksIn(std::span<const RowRun> runs,
+                               std::span<const RowRun> from);
 
 class RowBatch {
  public:

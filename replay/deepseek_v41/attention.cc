@@ -4,22 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <utility>
 
-#include "kernels/index_score.h"
-#include "kernels/latent_attention.h"
 #include "kernels/rope.h"
 #include "kernels/row_codec.h"
-#include "replay/deepseek_v41/picks.h"
 
 namespace torpor::replay::deepseek_v41 {
 namespace {
 
 using kernels::RowFormat;
-
-// Rows whose scores stand in memory at a time.
-constexpr uint64_t kScoreRows = 16;
 
 std::vector<LayerSlots> SlotsOf(const ModelLayout& layout) {
   std::vector<LayerSlots> out(layout.n_layers);
@@ -46,34 +40,6 @@ std::vector<float> CompressInvFreq(const Config& c) {
 
 uint32_t Index(int64_t slot) { return static_cast<uint32_t>(slot); }
 
-// Per channel a softmax over the members' gates weighs their values; a member
-// is [values | gates], dim f32 each.
-void PoolMembers(std::span<const uint8_t* const> members, size_t dim,
-                 float* out) {
-  const auto value = [&](size_t t, size_t i) {
-    float v = 0;
-    std::memcpy(&v, members[t] + i * sizeof(v), sizeof(v));
-    return v;
-  };
-  for (size_t i = 0; i < dim; ++i) {
-    float max = value(0, dim + i);
-    for (size_t t = 1; t < members.size(); ++t) {
-      max = std::max(max, value(t, dim + i));
-    }
-    float sum = 0;
-    float acc = 0;
-    for (size_t t = 0; t < members.size(); ++t) {
-      // In double, rounded once: the library's float exp differs between
-      // processors.
-      const auto e = static_cast<float>(
-          std::exp(static_cast<double>(value(t, dim + i) - max)));
-      sum += e;
-      acc += e * value(t, i);
-    }
-    out[i] = acc / sum;
-  }
-}
-
 // One run a row, so that a tap sees where each stands.
 std::vector<RowRun> OneByOne(std::span<const RowRun> runs) {
   std::vector<RowRun> out;
@@ -95,47 +61,50 @@ AttentionSite::AttentionSite(const Config& config, const ModelLayout& layout,
       slots_(SlotsOf(layout)),
       main_inv_freq_(kernels::RopeInvFreq(static_cast<float>(config.rope_theta),
                                           config.rope_dim, 1.0f)),
-      compress_inv_freq_(CompressInvFreq(config)) {}
+      compress_inv_freq_(CompressInvFreq(config)),
+      picks_(config, math) {}
 
+// Tables on the host: cos and sin in double, the same bits on every backend.
 void AttentionSite::Begin(const RowBatch& batch) {
   const auto dim = static_cast<size_t>(c_.rope_dim);
-  main_tables_.resize(batch.n_rows() * dim);
-  compress_tables_.resize(batch.n_rows() * dim);
+  std::vector<float> main(batch.n_rows() * dim);
+  std::vector<float> compress(main.size());
   for (size_t s = 0; s < batch.n_segments(); ++s) {
     const RowRun run = batch.All(s);
     for (uint64_t i = 0; i < run.n; ++i) {
       const size_t at = (run.row + i) * dim;
-      kernels::RopeTable(main_inv_freq_, run.position + i,
-                         main_tables_.data() + at);
-      kernels::RopeTable(compress_inv_freq_, run.position + i,
-                         compress_tables_.data() + at);
+      kernels::RopeTable(main_inv_freq_, run.position + i, &main[at]);
+      kernels::RopeTable(compress_inv_freq_, run.position + i, &compress[at]);
     }
   }
-  picks_.assign(batch.n_rows(), {});
-  blocks_.assign(batch.n_rows(), {});
+  main_tables_ = {};
+  compress_tables_ = {};
+  main_tables_ = math_.Upload(main, c_.rope_dim);
+  compress_tables_ = math_.Upload(compress, c_.rope_dim);
+  picks_.Begin(batch.n_rows());
 }
 
 FloatRows AttentionSite::Run(uint32_t l, const LayerWeights& w,
-                             const RowBatch& batch, std::span<const float> x) {
+                             const RowBatch& batch, const FloatRows& x) {
   const std::vector<RowRun> entering = batch.Entering(l);
   WriteWindow(l, w, batch, entering, x);
   if (w.compressor) WriteEntries(l, *w.compressor, batch, entering, x);
   const std::vector<RowRun> runs = batch.Running(l);
   if (runs.empty()) return {};
 
-  const FloatRows own = RowsOf(runs, entering, x, c_.hidden_size);
+  const FloatRows own = math_.Gather(BlocksIn(runs, entering), x);
   const FloatRows q_r =
       math_.Norm(math_.Project(w.attn.wq_a, own), w.attn.q_norm);
   FloatRows q = math_.Project(w.attn.wq_b, q_r);
-  Rope(l, runs, c_.n_heads, c_.head_dim, /*inverse=*/false, &q);
-  math_.Show("q", l, runs, q);
+  Rope(l, runs, c_.n_heads, /*inverse=*/false, &q);
+  math_.Show("q", l, runs, &q);
   if (w.indexer) Choose(l, *w.indexer, batch, runs, own, q_r);
 
   FloatRows o = Attend(l, w.attn, batch, runs, std::move(q));
-  math_.Show("attn_o", l, runs, o);
-  Rope(l, runs, c_.n_heads, c_.head_dim, /*inverse=*/true, &o);
+  math_.Show("attn_o", l, runs, &o);
+  Rope(l, runs, c_.n_heads, /*inverse=*/true, &o);
   FloatRows y = ProjectOut(w.attn, o);
-  math_.Show("attn_y", l, runs, y);
+  math_.Show("attn_y", l, runs, &y);
   return y;
 }
 
@@ -144,132 +113,164 @@ FloatRows AttentionSite::Run(uint32_t l, const LayerWeights& w,
 void AttentionSite::WriteWindow(uint32_t l, const LayerWeights& w,
                                 const RowBatch& batch,
                                 std::span<const RowRun> entering,
-                                std::span<const float> x) {
+                                const FloatRows& x) {
   const uint32_t slot = Index(slots_[l].window);
   const std::vector<RowRun> runs = batch.Written(slot);
   if (runs.empty()) return;
-  FloatRows kv = math_.Norm(
-      math_.Project(w.attn.wkv, RowsOf(runs, entering, x, c_.hidden_size)),
-      w.attn.kv_norm);
-  Rope(l, runs, 1, c_.head_dim, /*inverse=*/false, &kv);
-  math_.Show("window", l, runs, kv);
+  const FloatRows own = math_.Gather(BlocksIn(runs, entering), x);
+  FloatRows kv = math_.Norm(math_.Project(w.attn.wkv, own), w.attn.kv_norm);
+  Rope(l, runs, 1, /*inverse=*/false, &kv);
+  math_.Show("window", l, runs, &kv);
 
-  const int64_t row_bytes = layout_.slots[slot].row_bytes;
-  std::vector<uint8_t> records(CountRows(runs) *
-                               static_cast<size_t>(row_bytes));
-  math_.ops().EncodeRows({.format = RowFormat::kWindowFp8,
-                          .x = kv.data(),
-                          .n_rows = static_cast<int64_t>(CountRows(runs)),
-                          .dim = c_.head_dim,
-                          .x_stride = c_.head_dim,
-                          .out = records.data(),
-                          .out_stride = row_bytes});
-  const uint8_t* from = records.data();
+  std::vector<Record> to;
   for (const RowRun& run : runs) {
-    for (uint64_t i = 0; i < run.n; ++i, from += row_bytes) {
-      uint8_t* to = CacheOf(batch, run.segment)->Put(slot, run.position + i);
-      std::memcpy(to, from, static_cast<size_t>(row_bytes));
-      if (math_.tap() != nullptr) {
-        math_.tap()->OnRecord(slot, run.position + i,
-                              {to, static_cast<size_t>(row_bytes)});
-      }
+    RecordCache* cache = CacheOf(batch, run.segment);
+    for (uint64_t pos = run.position; pos < run.position + run.n; ++pos) {
+      to.push_back({pos, cache->Put(slot, pos)});
     }
   }
+  Encode(slot, RowFormat::kWindowFp8, kv, to);
 }
 
 void AttentionSite::WriteEntries(uint32_t l, const CompressorWeights& w,
                                  const RowBatch& batch,
                                  std::span<const RowRun> entering,
-                                 std::span<const float> x) {
+                                 const FloatRows& x) {
   std::vector<Group> groups;
-  const FloatRows pooled = PoolGroups(l, w, batch, entering, x, &groups);
+  FloatRows pooled = FindGroups(l, w, batch, entering, x, &groups);
   if (groups.empty()) return;
   std::vector<RowRun> closing;
   for (const Group& group : groups) closing.push_back(group.closing);
   const int64_t ratio = layer(l).ratio;
 
-  FloatRows latent = math_.Norm(math_.Round(pooled), w.norm);
-  math_.Show("latent", l, closing, latent);
+  FloatRows latent = math_.Norm(math_.Round(std::move(pooled)), w.norm);
+  math_.Show("latent", l, closing, &latent);
   FloatRows key = math_.Norm(math_.Project(w.wk, latent), w.k_norm);
   FloatRows main = std::move(latent);
-  RopeGroups(ratio, groups, c_.head_dim, &main);
-  math_.Show("main", l, closing, main);
-  StoreGroups(slots_[l].main, RowFormat::kMainFp4, c_.head_dim, batch, groups,
-              main);
-  RopeGroups(ratio, groups, c_.index_dim, &key);
-  math_.Show("index", l, closing, key);
-  StoreGroups(slots_[l].index, RowFormat::kIndexFp4, c_.index_dim, batch,
-              groups, key);
+  RopeGroups(ratio, groups, &main);
+  math_.Show("main", l, closing, &main);
+  StoreGroups(slots_[l].main, RowFormat::kMainFp4, batch, groups, main);
+  RopeGroups(ratio, groups, &key);
+  math_.Show("index", l, closing, &key);
+  StoreGroups(slots_[l].index, RowFormat::kIndexFp4, batch, groups, key);
 }
 
-FloatRows AttentionSite::PoolGroups(uint32_t l, const CompressorWeights& w,
+FloatRows AttentionSite::FindGroups(uint32_t l, const CompressorWeights& w,
                                     const RowBatch& batch,
                                     std::span<const RowRun> entering,
-                                    std::span<const float> x,
+                                    const FloatRows& x,
                                     std::vector<Group>* groups) {
-  const auto dim = static_cast<size_t>(c_.head_dim);
+  const bool pools = w.gate.has_value();
+  const std::vector<RowRun> runs =
+      batch.Written(Index(pools ? slots_[l].open : slots_[l].main));
+  if (runs.empty()) return {};
+  const FloatRows own = math_.Gather(BlocksIn(runs, entering), x);
+  const FloatRows values = math_.Multiply(w.wkv, own);
+  if (!pools) {
+    for (const RowRun& run : OneByOne(runs)) {
+      groups->push_back({run.segment, run.position, run});
+    }
+    return values;
+  }
+  const FloatRows gates = math_.Multiply(*w.gate, own);
+  FloatRows members = math_.New(own.n_rows(), 2 * c_.head_dim);
+  math_.SetColumns(0, values, &members);
+  math_.SetColumns(c_.head_dim, gates, &members);
+  FloatRows pooled = PoolGroups(l, batch, runs, members, groups);
+  StoreMembers(Index(slots_[l].open), batch, runs, members);
+  return pooled;
+}
+
+FloatRows AttentionSite::PoolGroups(uint32_t l, const RowBatch& batch,
+                                    std::span<const RowRun> runs,
+                                    const FloatRows& members,
+                                    std::vector<Group>* groups) {
   const auto ratio = static_cast<uint64_t>(layer(l).ratio);
+  const uint32_t open = Index(slots_[l].open);
   std::vector<uint64_t> first(batch.n_segments(),
                               std::numeric_limits<uint64_t>::max());
   for (const RowRun& run : batch.Written(Index(slots_[l].main))) {
     first[run.segment] = run.position;
   }
-  const bool pools = w.gate.has_value();
-  const std::vector<RowRun> runs =
-      batch.Written(Index(pools ? slots_[l].open : slots_[l].main));
-  const FloatRows own = RowsOf(runs, entering, x, c_.hidden_size);
-  const FloatRows a = math_.Multiply(w.wkv, own);
-  if (!pools) {
-    for (const RowRun& run : OneByOne(runs)) {
-      groups->push_back({run.segment, run.position, run});
+  std::vector<const uint8_t*> of_groups;
+  uint64_t begin = 0;
+  for (const RowRun& run : runs) {
+    const RecordCache* cache = CacheOf(batch, run.segment);
+    for (const RowRun& row : OneByOne(std::span(&run, 1))) {
+      if ((row.position + 1) % ratio != 0 ||
+          row.position < first[row.segment]) {
+        continue;
+      }
+      groups->push_back({row.segment, row.position / ratio, row});
+      for (uint64_t t = row.position + 1 - ratio; t <= row.position; ++t) {
+        // Those before this batch stand in the open group's ring.
+        of_groups.push_back(t < run.position
+                                ? cache->Row(open, t)
+                                : reinterpret_cast<const uint8_t*>(
+                                      members.row(begin + (t - run.position))));
+      }
     }
-    return a;
+    begin += run.n;
   }
-
-  const FloatRows z = math_.Multiply(*w.gate, own);
-  const uint32_t open = Index(slots_[l].open);
-  FloatRows pooled;
-  size_t at = 0;
-  for (const RowRun& run : OneByOne(runs)) {
-    RecordCache* cache = CacheOf(batch, run.segment);
-    uint8_t* row = cache->Put(open, run.position);
-    std::memcpy(row, &a[at * dim], dim * sizeof(float));
-    std::memcpy(row + dim * sizeof(float), &z[at * dim], dim * sizeof(float));
-    ++at;
-    if ((run.position + 1) % ratio != 0 || run.position < first[run.segment]) {
-      continue;
-    }
-    const uint64_t group = run.position / ratio;
-    groups->push_back({run.segment, group, run});
-    std::vector<const uint8_t*> members;
-    for (uint64_t t = 0; t < ratio; ++t) {
-      members.push_back(cache->Row(open, group * ratio + t));
-    }
-    pooled.resize(pooled.size() + dim);
-    PoolMembers(members, dim, pooled.data() + pooled.size() - dim);
-  }
+  FloatRows pooled = math_.New(groups->size(), c_.head_dim);
+  math_.ops().PoolMembers({.members = of_groups.data(),
+                           .n_groups = static_cast<int64_t>(groups->size()),
+                           .n_members = static_cast<int64_t>(ratio),
+                           .dim = c_.head_dim,
+                           .out = pooled.data()});
   return pooled;
 }
 
-void AttentionSite::StoreGroups(int64_t slot, RowFormat format, int64_t dim,
+// The last rows of each run: the ring holds no more.
+void AttentionSite::StoreMembers(uint32_t slot, const RowBatch& batch,
+                                 std::span<const RowRun> runs,
+                                 const FloatRows& members) {
+  uint64_t begin = 0;
+  for (const RowRun& run : runs) {
+    RecordCache* cache = CacheOf(batch, run.segment);
+    const auto ring = static_cast<uint64_t>(cache->Pages(slot).ring_rows);
+    const uint64_t n = std::min(run.n, ring);
+    std::vector<uint8_t*> to;
+    for (uint64_t i = run.n - n; i < run.n; ++i) {
+      to.push_back(cache->Put(slot, run.position + i));
+    }
+    math_.ops().ScatterRows({.x = members.row(begin + run.n - n),
+                             .x_stride = members.dim(),
+                             .n_rows = static_cast<int64_t>(n),
+                             .dim = members.dim(),
+                             .out = to.data()});
+    begin += run.n;
+  }
+}
+
+void AttentionSite::StoreGroups(int64_t slot, RowFormat format,
                                 const RowBatch& batch,
                                 std::span<const Group> groups,
-                                std::span<const float> rows) {
-  const size_t row_bytes = layout_.slots[Index(slot)].row_bytes;
-  const float* from = rows.data();
+                                const FloatRows& rows) {
+  std::vector<Record> to;
   for (const Group& group : groups) {
-    uint8_t* to = CacheOf(batch, group.segment)->Put(Index(slot), group.index);
-    math_.ops().EncodeRows({.format = format,
-                            .x = from,
-                            .n_rows = 1,
-                            .dim = dim,
-                            .x_stride = dim,
-                            .out = to,
-                            .out_stride = static_cast<int64_t>(row_bytes)});
-    from += dim;
-    if (math_.tap() != nullptr) {
-      math_.tap()->OnRecord(Index(slot), group.index, {to, row_bytes});
-    }
+    RecordCache* cache = CacheOf(batch, group.segment);
+    to.push_back({group.index, cache->Put(Index(slot), group.index)});
+  }
+  Encode(Index(slot), format, rows, to);
+}
+
+void AttentionSite::Encode(uint32_t slot, RowFormat format,
+                           const FloatRows& rows, std::span<const Record> to) {
+  std::vector<uint8_t*> at;
+  for (const Record& record : to) at.push_back(record.at);
+  math_.ops().EncodeRows({.format = format,
+                          .x = rows.data(),
+                          .n_rows = static_cast<int64_t>(rows.n_rows()),
+                          .dim = rows.dim(),
+                          .x_stride = rows.dim(),
+                          .rows = at.data()});
+  if (math_.tap() == nullptr) return;
+  std::vector<uint8_t> bytes(layout_.slots[slot].row_bytes);
+  for (const Record& record : to) {
+    math_.ops().Download(bytes.data(), record.at, bytes.size());
+    math_.tap()->OnRecord(slot, record.row, bytes);
+    math_.ops().Upload(record.at, bytes.data(), bytes.size());
   }
 }
 
@@ -277,97 +278,13 @@ void AttentionSite::StoreGroups(int64_t slot, RowFormat format, int64_t dim,
 
 void AttentionSite::Choose(uint32_t l, const IndexerWeights& w,
                            const RowBatch& batch, std::span<const RowRun> runs,
-                           std::span<const float> x,
-                           std::span<const float> q_r) {
-  const uint64_t n_rows = CountRows(runs);
+                           const FloatRows& x, const FloatRows& q_r) {
   FloatRows q = math_.Project(w.wq_b, q_r);
-  Rope(l, runs, c_.index_heads, c_.index_dim, /*inverse=*/false, &q);
-  QuantiseQueries(&q);
-  math_.Show("index_q", l, runs, q);
+  Rope(l, runs, c_.index_heads, /*inverse=*/false, &q);
   FloatRows weights = math_.Project(w.weights_proj, x);
-  const auto factor =
-      static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.index_heads)));
-  for (float& v : weights) v *= factor;
-  math_.Show("index_weights", l, runs, weights);
-
   const LayerConfig& config = layer(l);
   const uint32_t slot = Index(slots_[Index(config.kv_source)].index);
-  const std::vector<RowRun> rows = OneByOne(runs);
-  FloatRows scores;
-  for (uint64_t at = 0; at < n_rows;) {
-    // Rows of one sequence: they share their keys.
-    uint64_t end = at;
-    std::vector<int64_t> visible;
-    while (end < n_rows && end - at < kScoreRows &&
-           rows[end].segment == rows[at].segment) {
-      visible.push_back(static_cast<int64_t>(rows[end].position + 1) /
-                        config.ratio);
-      ++end;
-    }
-    const int64_t stride = visible.back();
-    scores.resize((end - at) * static_cast<size_t>(stride));
-    const int64_t row_dim = c_.index_heads * c_.index_dim;
-    math_.ops().IndexScore(
-        {.n_rows = static_cast<int64_t>(end - at),
-         .n_heads = c_.index_heads,
-         .dim = c_.index_dim,
-         .scale = static_cast<float>(
-             1.0 / std::sqrt(static_cast<double>(c_.index_dim))),
-         .q = q.data() + static_cast<int64_t>(at) * row_dim,
-         .weights = weights.data() + static_cast<int64_t>(at) * c_.index_heads,
-         .pages = CacheOf(batch, rows[at].segment)->Pages(slot),
-         .page_rows = RecordCache::kPageRows,
-         .n_visible = visible.data(),
-         .scores = scores.data(),
-         .scores_stride = stride});
-    for (uint64_t i = at; i < end; ++i) {
-      ChooseForRow(
-          l, rows[i],
-          std::span(scores).subspan((i - at) * static_cast<size_t>(stride),
-                                    static_cast<size_t>(visible[i - at])));
-    }
-    at = end;
-  }
-}
-
-void AttentionSite::QuantiseQueries(FloatRows* q) {
-  const auto n_rows = static_cast<int64_t>(q->size()) / c_.index_dim;
-  const int64_t row_bytes =
-      kernels::RowBytes(RowFormat::kIndexFp4, c_.index_dim, 0);
-  std::vector<uint8_t> codes(static_cast<size_t>(n_rows * row_bytes));
-  math_.ops().EncodeRows({.format = RowFormat::kIndexFp4,
-                          .x = q->data(),
-                          .n_rows = n_rows,
-                          .dim = c_.index_dim,
-                          .x_stride = c_.index_dim,
-                          .out = codes.data(),
-                          .out_stride = row_bytes});
-  math_.ops().DecodeRows({.format = RowFormat::kIndexFp4,
-                          .in = codes.data(),
-                          .n_rows = n_rows,
-                          .dim = c_.index_dim,
-                          .in_stride = row_bytes,
-                          .out = q->data(),
-                          .out_stride = c_.index_dim});
-}
-
-void AttentionSite::ChooseForRow(uint32_t l, const RowRun& row,
-                                 std::span<float> scores) {
-  Tap* const tap = math_.tap();
-  if (l == c_.candidate_source) {
-    blocks_[row.row] =
-        CandidateBlocks(scores, c_.candidate_block_size, c_.candidate_blocks);
-    if (tap != nullptr) {
-      tap->OnChoice("candidate_blocks", l, row.position, &blocks_[row.row]);
-    }
-  }
-  if (layer(l).uses_candidates) {
-    KeepBlocks(blocks_[row.row], c_.candidate_block_size, scores);
-  }
-  picks_[row.row] = TopK(scores, c_.index_topk);
-  if (tap != nullptr) {
-    tap->OnChoice("picks", l, row.position, &picks_[row.row]);
-  }
+  picks_.Choose(l, slot, batch, runs, std::move(q), std::move(weights));
 }
 
 // ---- what it reads ---------------------------------------------------------
@@ -376,63 +293,56 @@ FloatRows AttentionSite::Attend(uint32_t l, const AttentionWeights& w,
                                 const RowBatch& batch,
                                 std::span<const RowRun> runs, FloatRows q) {
   const LayerConfig& config = layer(l);
-  const uint32_t window = Index(slots_[l].window);
-  // Every row's lists of keys, in one piece of memory.
-  std::vector<const uint8_t*> pointers;
-  std::vector<kernels::LatentKeys> keys;
+  std::vector<std::vector<kernels::KeyRange>> windows;
+  std::vector<kernels::LatentSegment> segments;
+  windows.reserve(runs.size());
+  int64_t at = 0;
   for (const RowRun& run : runs) {
     const RecordCache* cache = CacheOf(batch, run.segment);
-    const std::vector<kernels::KeyRange> ranges =
-        batch.Keys(run, l, static_cast<uint64_t>(c_.window));
-    for (uint64_t i = 0; i < run.n; ++i) {
-      for (int64_t pos = ranges[i].begin; pos < ranges[i].end; ++pos) {
-        pointers.push_back(cache->Row(window, static_cast<uint64_t>(pos)));
-      }
-      keys.push_back({.n_window = ranges[i].end - ranges[i].begin});
-      if (config.kv_source < 0) continue;
-      const uint32_t main = Index(slots_[Index(config.kv_source)].main);
-      for (const int32_t pick : picks_[run.row + i]) {
-        pointers.push_back(cache->Row(main, static_cast<uint64_t>(pick)));
-      }
-      keys.back().n_entries = static_cast<int64_t>(picks_[run.row + i].size());
-    }
-  }
-  const uint8_t* const* at = pointers.data();
-  for (kernels::LatentKeys& of_row : keys) {
-    of_row.window = at;
-    of_row.entries = at + of_row.n_window;
-    at += of_row.n_window + of_row.n_entries;
+    windows.push_back(batch.Keys(run, l, static_cast<uint64_t>(c_.window)));
+    segments.push_back({.row_begin = at,
+                        .n_rows = static_cast<int64_t>(run.n),
+                        .window = cache->Pages(Index(slots_[l].window)),
+                        .window_keys = windows.back().data()});
+    at += static_cast<int64_t>(run.n);
+    if (config.kv_source < 0) continue;
+    kernels::LatentSegment& segment = segments.back();
+    segment.entries = cache->Pages(Index(slots_[Index(config.kv_source)].main));
+    segment.picks = picks_.IdsOf(run.row);
+    segment.n_picks = picks_.CountsOf(run.row);
+    segment.picks_stride = c_.index_topk;
   }
   math_.ops().LatentAttention(
-      {.n_rows = static_cast<int64_t>(keys.size()),
-       .n_heads = c_.n_heads,
-       .head_dim = c_.head_dim,
-       .scale = static_cast<float>(1.0 /
-                                   std::sqrt(static_cast<double>(c_.head_dim))),
-       .sinks = w.sinks.data(),
-       .bf16_numerators = math_.is_bf16(),
-       .q = q.data(),
-       .keys = keys.data(),
-       .out = q.data()});
+      {.attention = {.n_rows = at,
+                     .n_heads = c_.n_heads,
+                     .head_dim = c_.head_dim,
+                     .scale = static_cast<float>(
+                         1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
+                     .sinks = w.sinks.data(),
+                     .bf16_numerators = math_.is_bf16(),
+                     .q = q.data(),
+                     .out = q.data()},
+       .segments = segments.data(),
+       .n_segments = static_cast<int64_t>(segments.size())});
   return math_.Round(std::move(q));
 }
 
+// Each group of heads through a layer of its own, then all of them together.
 FloatRows AttentionSite::ProjectOut(const AttentionWeights& w,
-                                    std::span<const float> o) {
-  const auto groups = static_cast<size_t>(c_.o_groups);
-  const auto in = static_cast<size_t>(c_.n_heads * c_.head_dim) / groups;
-  const auto rank = static_cast<size_t>(c_.o_rank);
-  const size_t n_rows = o.size() / (groups * in);
-  FloatRows low(n_rows * groups * rank);
-  FloatRows of_group(n_rows * in);
-  for (size_t g = 0; g < groups; ++g) {
-    for (size_t row = 0; row < n_rows; ++row) {
-      std::copy_n(&o[(row * groups + g) * in], in, &of_group[row * in]);
-    }
-    const FloatRows part = math_.Project(w.wo_a[g], of_group);
-    for (size_t row = 0; row < n_rows; ++row) {
-      std::copy_n(&part[row * rank], rank, &low[(row * groups + g) * rank]);
-    }
+                                    const FloatRows& o) {
+  const int64_t in = o.dim() / c_.o_groups;
+  FloatRows low = math_.New(o.n_rows(), c_.o_groups * c_.o_rank);
+  FloatRows of_group = math_.New(o.n_rows(), in);
+  for (int64_t g = 0; g < c_.o_groups; ++g) {
+    math_.ops().CopyRows({.x = o.data() + g * in,
+                          .x_stride = o.dim(),
+                          .n_rows = static_cast<int64_t>(o.n_rows()),
+                          .dim = in,
+                          .out = of_group.data(),
+                          .out_stride = in});
+    const FloatRows part =
+        math_.Project(w.wo_a[static_cast<size_t>(g)], of_group);
+    math_.SetColumns(g * c_.o_rank, part, &low);
   }
   return math_.Project(w.wo_b, low);
 }
@@ -440,40 +350,32 @@ FloatRows AttentionSite::ProjectOut(const AttentionWeights& w,
 // ---- rope ------------------------------------------------------------------
 
 void AttentionSite::Rope(uint32_t l, std::span<const RowRun> runs,
-                         int64_t n_heads, int64_t dim, bool inverse,
-                         FloatRows* x) {
-  const std::vector<float>& tables =
+                         int64_t n_heads, bool inverse, FloatRows* x) {
+  const FloatRows& tables =
       layer(l).ratio == 0 ? main_tables_ : compress_tables_;
-  float* at = x->data();
-  for (const RowRun& run : runs) {
-    const auto rows = static_cast<int64_t>(run.n);
-    math_.ops().RopeTail(
-        {.x = at,
-         .n_rows = rows,
-         .n_heads = n_heads,
-         .head_dim = dim,
-         .rope_dim = c_.rope_dim,
-         .tables = tables.data() + static_cast<int64_t>(run.row) * c_.rope_dim,
-         .inverse = inverse});
-    at += rows * n_heads * dim;
-  }
-  *x = math_.Round(std::move(*x));
+  RopeBy(math_.Gather(BlocksOf(runs), tables), n_heads, inverse, x);
 }
 
 void AttentionSite::RopeGroups(int64_t ratio, std::span<const Group> groups,
-                               int64_t dim, FloatRows* x) {
+                               FloatRows* x) {
   std::vector<float> tables(groups.size() * static_cast<size_t>(c_.rope_dim));
   for (size_t i = 0; i < groups.size(); ++i) {
     kernels::RopeTable(compress_inv_freq_,
                        groups[i].index * static_cast<uint64_t>(ratio),
                        &tables[i * static_cast<size_t>(c_.rope_dim)]);
   }
+  RopeBy(math_.Upload(tables, c_.rope_dim), 1, /*inverse=*/false, x);
+}
+
+void AttentionSite::RopeBy(const FloatRows& tables, int64_t n_heads,
+                           bool inverse, FloatRows* x) {
   math_.ops().RopeTail({.x = x->data(),
-                        .n_rows = static_cast<int64_t>(groups.size()),
-                        .n_heads = 1,
-                        .head_dim = dim,
+                        .n_rows = static_cast<int64_t>(x->n_rows()),
+                        .n_heads = n_heads,
+                        .head_dim = x->dim() / n_heads,
                         .rope_dim = c_.rope_dim,
-                        .tables = tables.data()});
+                        .tables = tables.data(),
+                        .inverse = inverse});
   *x = math_.Round(std::move(*x));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "replay/deepseek_v41/config.h"
+#include "replay/deepseek_v41/picks.h"
 #include "replay/deepseek_v41/row_math.h"
 #include "replay/deepseek_v41/weights.h"
 #include "replay/record_cache.h"
@@ -39,7 +40,7 @@ class AttentionSite {
   // window rows, entries and keys as the batch says; returns y of the rows that
   // run, [rows, hidden].
   FloatRows Run(uint32_t layer, const LayerWeights& w, const RowBatch& batch,
-                std::span<const float> x);
+                const FloatRows& x);
 
  private:
   // A group of tokens that closes in this forward.
@@ -47,6 +48,11 @@ class AttentionSite {
     size_t segment;
     uint64_t index;
     RowRun closing;
+  };
+  // A row of a slot, and where it is written.
+  struct Record {
+    uint64_t row;
+    uint8_t* at;
   };
 
   [[nodiscard]] const LayerConfig& layer(uint32_t l) const {
@@ -57,33 +63,41 @@ class AttentionSite {
   }
 
   void WriteWindow(uint32_t l, const LayerWeights& w, const RowBatch& batch,
-                   std::span<const RowRun> entering, std::span<const float> x);
+                   std::span<const RowRun> entering, const FloatRows& x);
   void WriteEntries(uint32_t l, const CompressorWeights& w,
                     const RowBatch& batch, std::span<const RowRun> entering,
-                    std::span<const float> x);
+                    const FloatRows& x);
   // The latents of groups that close, before their norm.
-  FloatRows PoolGroups(uint32_t l, const CompressorWeights& w,
+  FloatRows FindGroups(uint32_t l, const CompressorWeights& w,
                        const RowBatch& batch, std::span<const RowRun> entering,
-                       std::span<const float> x, std::vector<Group>* groups);
-  void StoreGroups(int64_t slot, kernels::RowFormat format, int64_t dim,
+                       const FloatRows& x, std::vector<Group>* groups);
+  // Those of groups of several tokens, whose `members` are [values | gates].
+  FloatRows PoolGroups(uint32_t l, const RowBatch& batch,
+                       std::span<const RowRun> runs, const FloatRows& members,
+                       std::vector<Group>* groups);
+  void StoreMembers(uint32_t slot, const RowBatch& batch,
+                    std::span<const RowRun> runs, const FloatRows& members);
+  void StoreGroups(int64_t slot, kernels::RowFormat format,
                    const RowBatch& batch, std::span<const Group> groups,
-                   std::span<const float> rows);
+                   const FloatRows& rows);
+  // Encodes rows into their places in a slot, and shows them.
+  void Encode(uint32_t slot, kernels::RowFormat format, const FloatRows& rows,
+              std::span<const Record> to);
 
   void Choose(uint32_t l, const IndexerWeights& w, const RowBatch& batch,
-              std::span<const RowRun> runs, std::span<const float> x,
-              std::span<const float> q_r);
-  void QuantiseQueries(FloatRows* q);
-  void ChooseForRow(uint32_t l, const RowRun& row, std::span<float> scores);
+              std::span<const RowRun> runs, const FloatRows& x,
+              const FloatRows& q_r);
   FloatRows Attend(uint32_t l, const AttentionWeights& w, const RowBatch& batch,
                    std::span<const RowRun> runs, FloatRows q);
-  FloatRows ProjectOut(const AttentionWeights& w, std::span<const float> o);
+  FloatRows ProjectOut(const AttentionWeights& w, const FloatRows& o);
 
   // Rotates the last channels of each head, rows of `runs` in order.
   void Rope(uint32_t l, std::span<const RowRun> runs, int64_t n_heads,
-            int64_t dim, bool inverse, FloatRows* x);
+            bool inverse, FloatRows* x);
   // The same at the first token of each group.
-  void RopeGroups(int64_t ratio, std::span<const Group> groups, int64_t dim,
-                  FloatRows* x);
+  void RopeGroups(int64_t ratio, std::span<const Group> groups, FloatRows* x);
+  void RopeBy(const FloatRows& tables, int64_t n_heads, bool inverse,
+              FloatRows* x);
 
   const Config& c_;
   const ModelLayout& layout_;
@@ -92,11 +106,9 @@ class AttentionSite {
   const std::vector<float> main_inv_freq_;
   const std::vector<float> compress_inv_freq_;
   // [rows of the batch, rope_dim]
-  std::vector<float> main_tables_;
-  std::vector<float> compress_tables_;
-  // Per row of the batch, of the last index source and candidate source.
-  std::vector<std::vector<int32_t>> picks_;
-  std::vector<std::vector<int32_t>> blocks_;
+  FloatRows main_tables_;
+  FloatRows compress_tables_;
+  Picks picks_;
 };
 
 }  // namespace torpor::replay::deepseek_v41

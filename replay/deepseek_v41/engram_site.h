@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cpu_ops.h"
 #include "replay/deepseek_v41/config.h"
 #include "replay/deepseek_v41/engram.h"
 #include "replay/deepseek_v41/row_math.h"
@@ -20,11 +21,13 @@
 
 namespace torpor::replay::deepseek_v41 {
 
-// `x` is [rows of `runs`, streams, hidden], added to in place. Ids come from
-// the batch's segments and their histories.
+// `x` is [rows of `runs`, streams * hidden], added to in place. Ids come from
+// the batch's segments and their histories; `host` decodes the table's rows,
+// which stay in the host's memory until they are looked up.
 void AddEngram(const Config& config, size_t table, const EngramIndex& index,
                const EngramWeights& w, const RowBatch& batch,
-               std::span<const RowRun> runs, FloatRows* x, RowMath* math);
+               std::span<const RowRun> runs, FloatRows* x, RowMath* math,
+               kernels::CpuOps* host);
 
 }  // namespace torpor::replay::deepseek_v41
 

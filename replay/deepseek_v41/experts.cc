@@ -2,93 +2,135 @@
 
 #include "replay/deepseek_v41/experts.h"
 
+#include <cassert>
 #include <vector>
 
-#include "replay/deepseek_v41/picks.h"
-
 namespace torpor::replay::deepseek_v41 {
-namespace {
 
-// Rows that an expert serves, and their weights.
-struct Share {
-  std::vector<size_t> rows;
-  std::vector<float> weights;
-};
+ExpertSite::ExpertSite(const Config& config, RowMath* math)
+    : c_(config),
+      math_(*math),
+      experts_(&math->ops()),
+      first_(&math->ops()),
+      rows_(&math->ops()),
+      entries_(&math->ops()),
+      weights_(&math->ops()) {
+  first_.Resize(static_cast<size_t>(c_.n_experts) + 1);
+}
 
-std::vector<Share> Route(const Config& c, uint32_t layer, const FfnWeights& w,
-                         std::span<const RowRun> runs, std::span<const float> x,
-                         RowMath* math) {
-  FloatRows affinities = math->Multiply(w.router, x);
-  const auto temperature = static_cast<float>(c.gate_temperature);
-  for (float& v : affinities) v = Affinity(v / temperature);
-  const auto n = static_cast<size_t>(c.n_experts);
-  std::vector<Share> shares(n);
-  size_t row = 0;
+FloatRows ExpertSite::Run(uint32_t layer, const FfnWeights& w,
+                          std::span<const RowRun> runs, const FloatRows& x) {
+  Route(layer, w, runs, x);
+  const FloatRows routed = RunRouted(w, x);
+  FloatRows shared;
+  if (w.shared) shared = RunShared(*w.shared, x);
+  FloatRows y = math_.New(x.n_rows(), c_.hidden_size);
+  math_.ops().SumExperts({.x = routed.data(),
+                          .entries = entries_.data(),
+                          .n_rows = static_cast<int64_t>(x.n_rows()),
+                          .k = c_.n_active,
+                          .dim = c_.hidden_size,
+                          .shared = shared.data(),
+                          .out = y.data()});
+  return math_.Round(std::move(y));
+}
+
+void ExpertSite::Route(uint32_t layer, const FfnWeights& w,
+                       std::span<const RowRun> runs, const FloatRows& x) {
+  FloatRows affinities = math_.Multiply(w.router, x);
+  const auto n_rows = static_cast<int64_t>(x.n_rows());
+  const auto n_entries = static_cast<size_t>(n_rows * c_.n_active);
+  experts_.Resize(n_entries);
+  rows_.Resize(n_entries);
+  entries_.Resize(n_entries);
+  weights_.Resize(n_entries);
+  math_.ops().ChooseExperts(
+      {.affinities = affinities.data(),
+       .n_rows = n_rows,
+       .n_experts = c_.n_experts,
+       .temperature = static_cast<float>(c_.gate_temperature),
+       .bias = w.bias.data(),
+       .k = c_.n_active,
+       .experts = experts_.data()});
+  ShowChoices(layer, runs);
+  math_.ops().GroupExperts({.affinities = affinities.data(),
+                            .n_rows = n_rows,
+                            .n_experts = c_.n_experts,
+                            .scale = static_cast<float>(c_.routed_scale),
+                            .k = c_.n_active,
+                            .experts = experts_.data(),
+                            .first = first_.data(),
+                            .rows = rows_.data(),
+                            .weights = weights_.data(),
+                            .entries = entries_.data()});
+}
+
+void ExpertSite::ShowChoices(uint32_t layer, std::span<const RowRun> runs) {
+  if (math_.tap() == nullptr) return;
+  const auto k = static_cast<ptrdiff_t>(c_.n_active);
+  std::vector<int32_t> host(experts_.size());
+  const size_t bytes = host.size() * sizeof(int32_t);
+  math_.ops().Download(host.data(), experts_.data(), bytes);
+  auto at = host.begin();
   for (const RowRun& run : runs) {
-    for (uint64_t i = 0; i < run.n; ++i, ++row) {
-      const auto of_row =
-          std::span<const float>(affinities).subspan(row * n, n);
-      std::vector<int32_t> experts = ChooseExperts(of_row, w.bias, c.n_active);
-      if (math->tap() != nullptr) {
-        math->tap()->OnChoice("experts", layer, run.position + i, &experts);
-      }
-      const std::vector<float> weights =
-          ExpertWeightsOf(of_row, experts, static_cast<float>(c.routed_scale));
-      for (size_t e = 0; e < experts.size(); ++e) {
-        Share& share = shares[static_cast<size_t>(experts[e])];
-        share.rows.push_back(row);
-        share.weights.push_back(weights[e]);
-      }
+    for (uint64_t i = 0; i < run.n; ++i, at += k) {
+      std::vector<int32_t> of_row(at, at + k);
+      math_.tap()->OnChoice("experts", layer, run.position + i, &of_row);
+      assert(of_row.size() == static_cast<size_t>(k));
+      std::copy(of_row.begin(), of_row.end(), at);
     }
   }
-  return shares;
+  math_.ops().Upload(experts_.data(), host.data(), bytes);
 }
 
-// W2 (silu(W1 x) * W3 x * weight), a weight a row; null = 1.
-FloatRows RunExpert(const Config& c, const ExpertWeights& w,
-                    std::span<const float> x, const float* weights,
-                    RowMath* math) {
-  const FloatRows gate_up = math->Multiply(w.gate_up, x);
-  FloatRows gated(gate_up.size() / 2);
-  math->ops().GatedSilu(
-      {.gate_up = gate_up.data(),
-       .n_rows = static_cast<int64_t>(gated.size()) / w.down.w.k(),
-       .dim = w.down.w.k(),
-       .limit = static_cast<float>(c.swiglu_limit),
-       .row_weight = weights,
-       .out = gated.data()});
-  return math->Multiply(w.down, math->Round(std::move(gated)));
+// W2 (silu(W1 x) * W3 x * weight).
+FloatRows ExpertSite::RunRouted(const FfnWeights& w, const FloatRows& x) {
+  std::vector<const kernels::PackedMatrix*> gate_up;
+  std::vector<const kernels::PackedMatrix*> down;
+  for (const ExpertWeights& expert : w.experts) {
+    gate_up.push_back(&expert.gate_up.w);
+    down.push_back(&expert.down.w);
+  }
+  const ExpertWeights& first = w.experts[0];
+  const auto n_entries = static_cast<int64_t>(x.n_rows()) * c_.n_active;
+  kernels::GroupedGemmParams gemm{.group_begin = first_.data(),
+                                  .n_groups = c_.n_experts,
+                                  .n_entries = n_entries};
+
+  FloatRows up = math_.New(x.n_rows(), c_.n_active * 2 * c_.expert_dim);
+  gemm.a = math_.Input(first.gate_up, x);
+  gemm.row_index = rows_.data();
+  gemm.b = gate_up.data();
+  gemm.c = up.data();
+  math_.ops().GroupedGemm(gemm);
+
+  FloatRows gated = math_.New(x.n_rows(), c_.n_active * c_.expert_dim);
+  math_.ops().GatedSilu({.gate_up = up.data(),
+                         .n_rows = n_entries,
+                         .dim = c_.expert_dim,
+                         .limit = static_cast<float>(c_.swiglu_limit),
+                         .row_weight = weights_.data(),
+                         .out = gated.data()});
+  gated = math_.Round(std::move(gated));
+
+  FloatRows out = math_.New(x.n_rows(), c_.n_active * c_.hidden_size);
+  gemm.a = math_.Input(first.down, gated);
+  gemm.row_index = nullptr;
+  gemm.b = down.data();
+  gemm.c = out.data();
+  math_.ops().GroupedGemm(gemm);
+  return out;
 }
 
-}  // namespace
-
-FloatRows RunExperts(const Config& c, uint32_t layer, const FfnWeights& w,
-                     std::span<const RowRun> runs, std::span<const float> x,
-                     RowMath* math) {
-  const auto hidden = static_cast<size_t>(c.hidden_size);
-  const std::vector<Share> shares = Route(c, layer, w, runs, x, math);
-  FloatRows y(x.size(), 0.0f);
-  FloatRows of_share;
-  for (size_t e = 0; e < shares.size(); ++e) {
-    const Share& share = shares[e];
-    if (share.rows.empty()) continue;
-    of_share.clear();
-    for (const size_t row : share.rows) {
-      const float* from = &x[row * hidden];
-      of_share.insert(of_share.end(), from, from + hidden);
-    }
-    const FloatRows out =
-        RunExpert(c, w.experts[e], of_share, share.weights.data(), math);
-    for (size_t i = 0; i < share.rows.size(); ++i) {
-      float* to = &y[share.rows[i] * hidden];
-      for (size_t j = 0; j < hidden; ++j) to[j] += out[i * hidden + j];
-    }
-  }
-  if (w.shared) {
-    const FloatRows out = RunExpert(c, *w.shared, x, nullptr, math);
-    for (size_t i = 0; i < y.size(); ++i) y[i] += out[i];
-  }
-  return math->Round(std::move(y));
+FloatRows ExpertSite::RunShared(const ExpertWeights& w, const FloatRows& x) {
+  const FloatRows up = math_.Multiply(w.gate_up, x);
+  FloatRows gated = math_.New(x.n_rows(), w.down.w.k());
+  math_.ops().GatedSilu({.gate_up = up.data(),
+                         .n_rows = static_cast<int64_t>(x.n_rows()),
+                         .dim = w.down.w.k(),
+                         .limit = static_cast<float>(c_.swiglu_limit),
+                         .out = gated.data()});
+  return math_.Multiply(w.down, math_.Round(std::move(gated)));
 }
 
 }  // namespace torpor::replay::deepseek_v41

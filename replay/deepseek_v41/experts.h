@@ -2,7 +2,7 @@
 //
 // The FFN of a layer: routed experts and a shared one (DeepSeek V4.1 section
 // 2.10). A row's result is summed over its experts in ascending order, then the
-// shared one, in f32: rows beside it change nothing.
+// shared one, in f32: rows beside it change nothing. Not thread-safe.
 
 #ifndef TORPOR_REPLAY_DEEPSEEK_V41_EXPERTS_H_
 #define TORPOR_REPLAY_DEEPSEEK_V41_EXPERTS_H_
@@ -17,10 +17,32 @@
 
 namespace torpor::replay::deepseek_v41 {
 
-// `x` is [rows of `runs`, hidden], normed; so is the result, not normed.
-FloatRows RunExperts(const Config& config, uint32_t layer, const FfnWeights& w,
-                     std::span<const RowRun> runs, std::span<const float> x,
-                     RowMath* math);
+class ExpertSite {
+ public:
+  // Both outlive it.
+  ExpertSite(const Config& config, RowMath* math);
+
+  // `x` is [rows of `runs`, hidden], normed; so is the result, not normed.
+  FloatRows Run(uint32_t layer, const FfnWeights& w,
+                std::span<const RowRun> runs, const FloatRows& x);
+
+ private:
+  void Route(uint32_t layer, const FfnWeights& w, std::span<const RowRun> runs,
+             const FloatRows& x);
+  void ShowChoices(uint32_t layer, std::span<const RowRun> runs);
+  // Of every row's experts, by entry: [rows, n_active * hidden].
+  FloatRows RunRouted(const FfnWeights& w, const FloatRows& x);
+  FloatRows RunShared(const ExpertWeights& w, const FloatRows& x);
+
+  const Config& c_;
+  RowMath& math_;
+  // What kernels/experts.h says of the rows at hand.
+  kernels::Buffer<int32_t> experts_;
+  kernels::Buffer<int32_t> first_;
+  kernels::Buffer<int32_t> rows_;
+  kernels::Buffer<int32_t> entries_;
+  Floats weights_;
+};
 
 }  // namespace torpor::replay::deepseek_v41
 

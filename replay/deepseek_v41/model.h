@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeepSeek V4.1 (text) on the CPU. A row carries S streams X and a mix p. Per
+// DeepSeek V4.1 (text) on a backend. A row carries S streams X and a mix p. Per
 // layer, for a row at position i (section numbers of the technical report's
 // facts stand with the ops in kernels/):
 //   X = X + engram(X, ids i-3 .. i)                       where the layer has

@@ -3,112 +3,169 @@
 #include "replay/deepseek_v41/picks.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
-#include <limits>
-#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "kernels/row_codec.h"
+#include "replay/record_cache.h"
 
 namespace torpor::replay::deepseek_v41 {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
+using kernels::RowFormat;
 
-// Strictly better: a total order, NaN first.
-bool Better(float a, float b) {
-  if (std::isnan(b)) return false;
-  return std::isnan(a) || a > b;
-}
+// Rows whose scores stand in memory at a time.
+constexpr uint64_t kScoreRows = 16;
 
-// The `k` best ids of `ids` by `score_of`, ascending.
-template <typename ScoreOf>
-void KeepBest(int64_t k, const ScoreOf& score_of, std::vector<int32_t>* ids) {
-  if (k < static_cast<int64_t>(ids->size())) {
-    std::nth_element(ids->begin(), ids->begin() + k, ids->end(),
-                     [&](int32_t a, int32_t b) {
-                       const float of_a = score_of(a);
-                       const float of_b = score_of(b);
-                       if (Better(of_a, of_b)) return true;
-                       if (Better(of_b, of_a)) return false;
-                       return a < b;
-                     });
-    ids->resize(static_cast<size_t>(k));
-  }
-  std::sort(ids->begin(), ids->end());
+const uint8_t* const* PagesOf(const RowBatch& batch, size_t segment,
+                              uint32_t slot) {
+  return static_cast<const RecordCache*>(batch.segment(segment).sequence)
+      ->Pages(slot)
+      .pages;
 }
 
 }  // namespace
 
-std::vector<int32_t> TopK(std::span<const float> scores, int64_t k) {
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < scores.size(); ++i) {
-    if (scores[i] != kNever) ids.push_back(static_cast<int32_t>(i));
+Picks::Picks(const Config& config, RowMath* math)
+    : c_(config),
+      math_(*math),
+      best_(&math->ops(), config.index_topk),
+      blocks_(&math->ops(), config.candidate_blocks),
+      scores_(&math->ops()),
+      codes_(&math->ops()) {}
+
+void Picks::Begin(uint64_t n_rows) {
+  const std::vector<int32_t> zeros(n_rows, 0);
+  for (Choices* choices : {&best_, &blocks_}) {
+    choices->ids.Resize(n_rows * choices->stride);
+    choices->n.Resize(n_rows);
+    math_.ops().Upload(choices->n.data(), zeros.data(),
+                       n_rows * sizeof(int32_t));
   }
-  KeepBest(
-      k, [&](int32_t id) { return scores[static_cast<size_t>(id)]; }, &ids);
-  return ids;
 }
 
-std::vector<int32_t> CandidateBlocks(std::span<const float> scores,
-                                     int64_t block_size, int64_t n_blocks) {
-  if (scores.empty()) return {};
-  std::vector<float> best;
-  for (size_t i = 0; i < scores.size(); ++i) {
-    if (i % static_cast<size_t>(block_size) == 0) best.push_back(kNever);
-    if (Better(scores[i], best.back())) best.back() = scores[i];
+void Picks::Choose(uint32_t l, uint32_t slot, const RowBatch& batch,
+                   std::span<const RowRun> runs, FloatRows q,
+                   FloatRows weights) {
+  QuantiseQueries(&q);
+  math_.Show("index_q", l, runs, &q);
+  math_.ops().Scale(
+      {.x = weights.data(),
+       .n = weights.size(),
+       .factor = static_cast<float>(
+           1.0 / std::sqrt(static_cast<double>(c_.index_heads)))});
+  math_.Show("index_weights", l, runs, &weights);
+  const int64_t ratio = c_.layers[l].ratio;
+  uint64_t at = 0;
+  for (const RowRun& run : runs) {
+    for (uint64_t i = 0; i < run.n; i += kScoreRows) {
+      const uint64_t n = std::min(kScoreRows, run.n - i);
+      std::vector<int64_t> visible;
+      for (uint64_t pos = run.position + i; pos < run.position + i + n; ++pos) {
+        visible.push_back(static_cast<int64_t>(pos + 1) / ratio);
+      }
+      const int64_t stride = visible.back();
+      ReserveScores(stride);
+      math_.ops().IndexScore(
+          {.n_rows = static_cast<int64_t>(n),
+           .n_heads = c_.index_heads,
+           .dim = c_.index_dim,
+           .scale = static_cast<float>(
+               1.0 / std::sqrt(static_cast<double>(c_.index_dim))),
+           .q = q.row(at),
+           .weights = weights.row(at),
+           .pages = PagesOf(batch, run.segment, slot),
+           .page_rows = RecordCache::kPageRows,
+           .n_visible = visible.data(),
+           .scores = scores_.data(),
+           .scores_stride = stride});
+      ChooseByScores(l, {run.segment, run.row + i, run.position + i, n},
+                     visible, stride);
+      at += n;
+    }
   }
-  // The newest block goes before all others, before a NaN too.
-  best.pop_back();
-  const auto newest = static_cast<int32_t>(best.size());
-  std::vector<int32_t> blocks = TopK(best, n_blocks - 1);
-  blocks.push_back(newest);
-  return blocks;
 }
 
-void KeepBlocks(std::span<const int32_t> blocks, int64_t block_size,
-                std::span<float> scores) {
-  const auto size = static_cast<size_t>(block_size);
-  size_t at = 0;
-  for (const int32_t block : blocks) {
-    const size_t begin = static_cast<size_t>(block) * size;
-    std::fill(scores.begin() + static_cast<ptrdiff_t>(at),
-              scores.begin() + static_cast<ptrdiff_t>(begin), kNever);
-    at = std::min(begin + size, scores.size());
+void Picks::QuantiseQueries(FloatRows* q) {
+  const int64_t n_rows = q->size() / c_.index_dim;
+  const int64_t row_bytes =
+      kernels::RowBytes(RowFormat::kIndexFp4, c_.index_dim, 0);
+  codes_.Resize(static_cast<size_t>(n_rows * row_bytes));
+  math_.ops().EncodeRows({.format = RowFormat::kIndexFp4,
+                          .x = q->data(),
+                          .n_rows = n_rows,
+                          .dim = c_.index_dim,
+                          .x_stride = c_.index_dim,
+                          .out = codes_.data(),
+                          .out_stride = row_bytes});
+  math_.ops().DecodeRows({.format = RowFormat::kIndexFp4,
+                          .in = codes_.data(),
+                          .n_rows = n_rows,
+                          .dim = c_.index_dim,
+                          .in_stride = row_bytes,
+                          .out = q->data(),
+                          .out_stride = c_.index_dim});
+}
+
+void Picks::ReserveScores(int64_t stride) {
+  // In steps: a decode step would make it grow each time.
+  constexpr uint64_t kStep = 1024;
+  const auto steps = (static_cast<uint64_t>(stride) + kStep - 1) / kStep;
+  scores_.Resize(kScoreRows * std::max<uint64_t>(1, steps) * kStep);
+}
+
+void Picks::ChooseByScores(uint32_t l, const RowRun& run,
+                           std::span<const int64_t> visible, int64_t stride) {
+  const auto n_rows = static_cast<int64_t>(run.n);
+  if (l == c_.candidate_source) {
+    math_.ops().CandidateBlocks({.scores = scores_.data(),
+                                 .n_rows = n_rows,
+                                 .scores_stride = stride,
+                                 .n_scores = visible.data(),
+                                 .block_size = c_.candidate_block_size,
+                                 .n_blocks = c_.candidate_blocks,
+                                 .blocks = blocks_.IdsOf(run.row),
+                                 .n_chosen = blocks_.CountsOf(run.row)});
+    ShowChoices("candidate_blocks", l, run, &blocks_);
   }
-  std::fill(scores.begin() + static_cast<ptrdiff_t>(at), scores.end(), kNever);
-}
-
-float Affinity(float logit) {
-  // log(1 + e^x) without overflow above and without loss far below 0.
-  const double x = logit;
-  const double softplus =
-      std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x)));
-  return static_cast<float>(std::sqrt(std::isnan(logit) ? x : softplus));
-}
-
-std::vector<int32_t> ChooseExperts(std::span<const float> affinities,
-                                   std::span<const float> bias, int64_t k) {
-  std::vector<int32_t> experts(affinities.size());
-  std::iota(experts.begin(), experts.end(), 0);
-  KeepBest(
-      k,
-      [&](int32_t e) {
-        return affinities[static_cast<size_t>(e)] +
-               bias[static_cast<size_t>(e)];
-      },
-      &experts);
-  return experts;
-}
-
-std::vector<float> ExpertWeightsOf(std::span<const float> affinities,
-                                   std::span<const int32_t> experts,
-                                   float scale) {
-  float sum = 0;
-  for (const int32_t e : experts) sum += affinities[static_cast<size_t>(e)];
-  std::vector<float> weights;
-  for (const int32_t e : experts) {
-    weights.push_back(affinities[static_cast<size_t>(e)] / (sum + 1e-20f) *
-                      scale);
+  if (c_.layers[l].uses_candidates) {
+    math_.ops().KeepBlocks({.scores = scores_.data(),
+                            .n_rows = n_rows,
+                            .scores_stride = stride,
+                            .n_scores = visible.data(),
+                            .block_size = c_.candidate_block_size,
+                            .blocks = blocks_.IdsOf(run.row),
+                            .n_blocks = c_.candidate_blocks,
+                            .n_chosen = blocks_.CountsOf(run.row)});
   }
-  return weights;
+  math_.ops().TopK({.scores = scores_.data(),
+                    .n_rows = n_rows,
+                    .scores_stride = stride,
+                    .n_scores = visible.data(),
+                    .k = c_.index_topk,
+                    .ids = best_.IdsOf(run.row),
+                    .n_ids = best_.CountsOf(run.row)});
+  ShowChoices("picks", l, run, &best_);
+}
+
+void Picks::ShowChoices(std::string_view name, uint32_t l, const RowRun& run,
+                        Choices* choices) {
+  if (math_.tap() == nullptr) return;
+  for (uint64_t i = 0; i < run.n; ++i) {
+    int32_t n = 0;
+    int32_t* const n_at = choices->CountsOf(run.row + i);
+    int32_t* const ids_at = choices->IdsOf(run.row + i);
+    math_.ops().Download(&n, n_at, sizeof(n));
+    std::vector<int32_t> ids(static_cast<size_t>(n));
+    math_.ops().Download(ids.data(), ids_at, ids.size() * sizeof(int32_t));
+    math_.tap()->OnChoice(name, l, run.position + i, &ids);
+    assert(ids.size() <= choices->stride);
+    n = static_cast<int32_t>(ids.size());
+    math_.ops().Upload(n_at, &n, sizeof(n));
+    math_.ops().Upload(ids_at, ids.data(), ids.size() * sizeof(int32_t));
+  }
 }
 
 }  // namespace torpor::replay::deepseek_v41

@@ -1,43 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compressed entries a row reads, and which experts: the discrete choices
-// of DeepSeek V4.1 (sections 2.8 and 2.10), from their scores. Pure functions
-// of one row. A NaN score counts as the highest, so that damage is seen and not
-// passed over; ties go to the lower id.
+// Which compressed entries the rows of a forward read (DeepSeek V4.1 section
+// 2.8): index sources choose them by scores, the layers above read them. They
+// stand in the backend's memory; a tap sees them, and may change them, through
+// the host's. Not thread-safe.
 
 #ifndef TORPOR_REPLAY_DEEPSEEK_V41_PICKS_H_
 #define TORPOR_REPLAY_DEEPSEEK_V41_PICKS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string_view>
+
+#include "replay/deepseek_v41/config.h"
+#include "replay/deepseek_v41/row_math.h"
+#include "replay/row_batch.h"
 
 namespace torpor::replay::deepseek_v41 {
 
-// The `k` best of `scores`, ascending; all of them where there are fewer, none
-// of -inf.
-std::vector<int32_t> TopK(std::span<const float> scores, int64_t k);
+class Picks {
+ public:
+  // Both outlive it.
+  Picks(const Config& config, RowMath* math);
 
-// Blocks of `block_size` scores that hold the best ones, `n_blocks` at most,
-// ascending. The block of the last score is always among them. REQUIRES:
-// block_size and n_blocks are at least 1.
-std::vector<int32_t> CandidateBlocks(std::span<const float> scores,
-                                     int64_t block_size, int64_t n_blocks);
+  // Before the layers of a forward of so many rows: none has picked anything.
+  void Begin(uint64_t n_rows);
 
-// Sets scores outside the blocks to -inf.
-void KeepBlocks(std::span<const int32_t> blocks, int64_t block_size,
-                std::span<float> scores);
+  // For an index source: `q` [rows of `runs`, index_heads * index_dim] after
+  // rope, `weights` [rows, index_heads], against the keys in `slot`.
+  void Choose(uint32_t layer, uint32_t slot, const RowBatch& batch,
+              std::span<const RowRun> runs, FloatRows q, FloatRows weights);
 
-// sqrt(softplus(logit)), the affinity of a row and an expert.
-float Affinity(float logit);
+  // What the rows of the batch from `row` on picked last, [.., index_topk], and
+  // how many each.
+  [[nodiscard]] const int32_t* IdsOf(uint64_t row) { return best_.IdsOf(row); }
+  [[nodiscard]] const int32_t* CountsOf(uint64_t row) {
+    return best_.CountsOf(row);
+  }
 
-// The `k` experts of the highest affinity + bias, ascending.
-std::vector<int32_t> ChooseExperts(std::span<const float> affinities,
-                                   std::span<const float> bias, int64_t k);
-// The affinities of these experts over their sum (+ 1e-20), times `scale`.
-std::vector<float> ExpertWeightsOf(std::span<const float> affinities,
-                                   std::span<const int32_t> experts,
-                                   float scale);
+ private:
+  // Ids that the rows of a batch chose, each at most `stride`.
+  struct Choices {
+    Choices(kernels::Ops* ops, int64_t at_most)
+        : ids(ops), n(ops), stride(static_cast<size_t>(at_most)) {}
+    int32_t* IdsOf(uint64_t row) { return ids.data() + row * stride; }
+    int32_t* CountsOf(uint64_t row) { return n.data() + row; }
+
+    kernels::Buffer<int32_t> ids;  // [n_rows, stride]
+    kernels::Buffer<int32_t> n;    // [n_rows]
+    const size_t stride;
+  };
+
+  // The values that their codes stand for.
+  void QuantiseQueries(FloatRows* q);
+  // Room for rows of as many scores.
+  void ReserveScores(int64_t stride);
+  // Rows of one run by scores_, [rows, stride], of which each row's first
+  // `visible` count.
+  void ChooseByScores(uint32_t layer, const RowRun& run,
+                      std::span<const int64_t> visible, int64_t stride);
+  void ShowChoices(std::string_view name, uint32_t layer, const RowRun& run,
+                   Choices* choices);
+
+  const Config& c_;
+  RowMath& math_;
+  Choices best_;
+  // Of the last candidate source.
+  Choices blocks_;
+  // Work of Choose, kept between calls.
+  Floats scores_;
+  kernels::Buffer<uint8_t> codes_;
+};
 
 }  // namespace torpor::replay::deepseek_v41
 

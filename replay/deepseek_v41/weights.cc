@@ -27,13 +27,21 @@ constexpr int64_t kScaleSize = 32;
 int64_t Blocks(int64_t n) { return (n + kScaleSize - 1) / kScaleSize; }
 
 // Loads linear layers in every format that the release or a plain copy of it
-// has.
+// has, and vectors, into a backend's memory.
 class LinearLoader {
  public:
-  LinearLoader(TensorLoader* loader, DType compute, kernels::CpuOps* ops)
-      : loader_(*loader), compute_(compute), ops_(*ops) {}
+  LinearLoader(TensorLoader* loader, DType compute, kernels::CpuOps* host,
+               kernels::Ops* ops)
+      : loader_(*loader), compute_(compute), host_(*host), ops_(*ops) {}
 
   TensorLoader& tensors() { return loader_; }
+  kernels::Ops* ops() { return &ops_; }
+
+  absl::StatusOr<Floats> Vector(const std::string& name, int64_t n) {
+    TORPOR_ASSIGN_OR_RETURN(const std::vector<float> values,
+                            loader_.Vector(name, n));
+    return Floats(&ops_, values);
+  }
 
   // `name`.weight [n, k]. `keep_f32`: stays F32 where it is stored so.
   absl::StatusOr<Linear> Load(const std::string& name, int64_t n, int64_t k,
@@ -50,7 +58,9 @@ class LinearLoader {
     if (dtype == "F32" || dtype == "BF16") {
       const bool f32 = keep_f32 && dtype == "F32";
       TORPOR_ASSIGN_OR_RETURN(
-          linear.w, loader_.Matrix(parts, k, f32 ? DType::kF32 : compute_));
+          PackedMatrix w,
+          loader_.Matrix(parts, k, f32 ? DType::kF32 : compute_));
+      linear.w = ops_.Place(std::move(w));
       return linear;
     }
     linear.quantised_input = true;
@@ -62,14 +72,15 @@ class LinearLoader {
       all.push_back(std::move(one));
       rows += part.rows;
     }
-    linear.w = PackedMatrix::Empty(rows, k, compute_);
+    PackedMatrix w = PackedMatrix::Empty(rows, k, compute_);
     int64_t at = 0;
     for (const Quantised& one : all) {
       Decode(one, k, [&](int64_t row, const float* band, int64_t n) {
-        linear.w.SetRows(at + row, band, n);
+        w.SetRows(at + row, band, n);
       });
       at += one.rows;
     }
+    linear.w = ops_.Place(std::move(w));
     return linear;
   }
 
@@ -79,11 +90,12 @@ class LinearLoader {
                                              int64_t groups, int64_t n,
                                              int64_t k) {
     TORPOR_ASSIGN_OR_RETURN(const std::vector<float> rows,
-                            Floats(name, groups * n, k));
+                            FloatsOf(name, groups * n, k));
     std::vector<Linear> out;
     for (int64_t g = 0; g < groups; ++g) {
       Linear linear;
-      linear.w = PackedMatrix::Pack(rows.data() + g * n * k, n, k, compute_);
+      linear.w = ops_.Place(
+          PackedMatrix::Pack(rows.data() + g * n * k, n, k, compute_));
       out.push_back(std::move(linear));
     }
     return out;
@@ -91,8 +103,8 @@ class LinearLoader {
 
  private:
   // `name`.weight in any format, as floats.
-  absl::StatusOr<std::vector<float>> Floats(const std::string& name, int64_t n,
-                                            int64_t k) {
+  absl::StatusOr<std::vector<float>> FloatsOf(const std::string& name,
+                                              int64_t n, int64_t k) {
     TORPOR_ASSIGN_OR_RETURN(const std::string dtype,
                             loader_.DTypeNamed(name + ".weight"));
     if (dtype == "F32" || dtype == "BF16") {
@@ -154,7 +166,7 @@ class LinearLoader {
     std::vector<float> band(static_cast<size_t>(kScaleSize * k));
     for (int64_t row = 0; row < q.rows; row += kScaleSize) {
       const int64_t n = std::min(kScaleSize, q.rows - row);
-      ops_.DecodeWeights(
+      host_.DecodeWeights(
           {.format = q.fp4 ? kernels::WeightFormat::kFp4
                            : kernels::WeightFormat::kFp8,
            .codes = q.codes.bytes.data() + row * codes_stride,
@@ -173,52 +185,52 @@ class LinearLoader {
 
   TensorLoader& loader_;
   const DType compute_;
-  kernels::CpuOps& ops_;
+  kernels::CpuOps& host_;
+  kernels::Ops& ops_;
 };
 
 absl::StatusOr<HyperWeights> LoadHyper(const Config& c, const std::string& name,
                                        LinearLoader* loader) {
   const int64_t width = c.n_streams * (2 + c.n_streams);
-  HyperWeights w;
+  HyperWeights w(loader->ops());
   // hc_attn_fn has no ".weight".
   TORPOR_ASSIGN_OR_RETURN(
       const TensorView fn,
       loader->tensors().Get(name + "_fn",
                             {width, c.n_streams * c.hidden_size}));
-  w.fn.w = PackedMatrix::Empty(width, c.n_streams * c.hidden_size, DType::kF32);
-  CopyRows(fn, 0, &w.fn.w);
-  TORPOR_ASSIGN_OR_RETURN(w.base,
-                          loader->tensors().Vector(name + "_base", width));
-  TORPOR_ASSIGN_OR_RETURN(w.scale,
-                          loader->tensors().Vector(name + "_scale", 3));
+  PackedMatrix matrix =
+      PackedMatrix::Empty(width, c.n_streams * c.hidden_size, DType::kF32);
+  CopyRows(fn, 0, &matrix);
+  w.fn.w = loader->ops()->Place(std::move(matrix));
+  TORPOR_ASSIGN_OR_RETURN(w.base, loader->Vector(name + "_base", width));
+  TORPOR_ASSIGN_OR_RETURN(w.scale, loader->Vector(name + "_scale", 3));
   return w;
 }
 
 absl::StatusOr<AttentionWeights> LoadAttention(const Config& c,
                                                const std::string& at,
                                                LinearLoader* loader) {
-  AttentionWeights w;
-  TensorLoader& tensors = loader->tensors();
+  AttentionWeights w(loader->ops());
   const std::string in = at + "attn.";
   TORPOR_ASSIGN_OR_RETURN(
-      w.norm, tensors.Vector(at + "attn_norm.weight", c.hidden_size));
+      w.norm, loader->Vector(at + "attn_norm.weight", c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(w.wq_a,
                           loader->Load(in + "wq_a", c.q_rank, c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(w.q_norm,
-                          tensors.Vector(in + "q_norm.weight", c.q_rank));
+                          loader->Vector(in + "q_norm.weight", c.q_rank));
   TORPOR_ASSIGN_OR_RETURN(
       w.wq_b, loader->Load(in + "wq_b", c.n_heads * c.head_dim, c.q_rank));
   TORPOR_ASSIGN_OR_RETURN(w.wkv,
                           loader->Load(in + "wkv", c.head_dim, c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(w.kv_norm,
-                          tensors.Vector(in + "kv_norm.weight", c.head_dim));
+                          loader->Vector(in + "kv_norm.weight", c.head_dim));
   // The release's converter turns wo_a into BF16: its input is not rounded.
   TORPOR_ASSIGN_OR_RETURN(w.wo_a,
                           loader->Groups(in + "wo_a", c.o_groups, c.o_rank,
                                          c.n_heads * c.head_dim / c.o_groups));
   TORPOR_ASSIGN_OR_RETURN(
       w.wo_b, loader->Load(in + "wo_b", c.hidden_size, c.o_groups * c.o_rank));
-  TORPOR_ASSIGN_OR_RETURN(w.sinks, tensors.Vector(in + "attn_sink", c.n_heads));
+  TORPOR_ASSIGN_OR_RETURN(w.sinks, loader->Vector(in + "attn_sink", c.n_heads));
   return w;
 }
 
@@ -226,8 +238,7 @@ absl::StatusOr<CompressorWeights> LoadCompressor(const Config& c,
                                                  const std::string& at,
                                                  int64_t ratio,
                                                  LinearLoader* loader) {
-  CompressorWeights w;
-  TensorLoader& tensors = loader->tensors();
+  CompressorWeights w(loader->ops());
   const std::string in = at + "attn.compressor.";
   const std::string index = at + "attn.indexer.";
   // F32 in the release where entries are pooled, BF16 where they are not.
@@ -238,11 +249,11 @@ absl::StatusOr<CompressorWeights> LoadCompressor(const Config& c,
         w.gate, loader->Load(in + "wgate", c.head_dim, c.hidden_size, true));
   }
   TORPOR_ASSIGN_OR_RETURN(w.norm,
-                          tensors.Vector(in + "norm.weight", c.head_dim));
+                          loader->Vector(in + "norm.weight", c.head_dim));
   TORPOR_ASSIGN_OR_RETURN(w.wk,
                           loader->Load(index + "wk", c.index_dim, c.head_dim));
   TORPOR_ASSIGN_OR_RETURN(w.k_norm,
-                          tensors.Vector(index + "k_norm.weight", c.index_dim));
+                          loader->Vector(index + "k_norm.weight", c.index_dim));
   return w;
 }
 
@@ -271,19 +282,28 @@ absl::StatusOr<ExpertWeights> LoadExpert(const Config& c, const std::string& in,
 
 absl::StatusOr<FfnWeights> LoadFfn(const Config& c, const std::string& at,
                                    LinearLoader* loader) {
-  FfnWeights w;
-  TensorLoader& tensors = loader->tensors();
+  FfnWeights w(loader->ops());
   TORPOR_ASSIGN_OR_RETURN(
-      w.norm, tensors.Vector(at + "ffn_norm.weight", c.hidden_size));
+      w.norm, loader->Vector(at + "ffn_norm.weight", c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(w.router, loader->Load(at + "ffn.gate", c.n_experts,
                                                  c.hidden_size, true));
   TORPOR_ASSIGN_OR_RETURN(w.bias,
-                          tensors.Vector(at + "ffn.gate.bias", c.n_experts));
+                          loader->Vector(at + "ffn.gate.bias", c.n_experts));
   for (int64_t e = 0; e < c.n_experts; ++e) {
     TORPOR_ASSIGN_OR_RETURN(
         ExpertWeights expert,
         LoadExpert(c, absl::StrFormat("%sffn.experts.%d.", at, e), c.expert_dim,
                    loader));
+    // They meet their rows in one GEMM.
+    if (e > 0 &&
+        (expert.gate_up.quantised_input !=
+             w.experts[0].gate_up.quantised_input ||
+         expert.down.quantised_input != w.experts[0].down.quantised_input)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tensors '%sffn.experts.%d': quantised otherwise than those of "
+          "expert 0, wanted all experts alike",
+          at, e));
+    }
     w.experts.push_back(std::move(expert));
   }
   if (c.n_shared > 0) {
@@ -296,7 +316,7 @@ absl::StatusOr<FfnWeights> LoadFfn(const Config& c, const std::string& at,
 
 absl::StatusOr<EngramWeights> LoadEngram(const Config& c, const std::string& at,
                                          int64_t n_rows, LinearLoader* loader) {
-  EngramWeights w;
+  EngramWeights w(loader->ops());
   TensorLoader& tensors = loader->tensors();
   const std::string in = at + "engram.";
   TORPOR_ASSIGN_OR_RETURN(
@@ -311,11 +331,13 @@ absl::StatusOr<EngramWeights> LoadEngram(const Config& c, const std::string& at,
       w.wkv, loader->Load(in + "wkv", (c.n_streams + 1) * c.hidden_size,
                           c.engram.n_rows() * c.engram.head_dim));
   TORPOR_ASSIGN_OR_RETURN(
-      w.qk, tensors.Table(in + "q_weight", c.n_streams, c.hidden_size));
+      std::vector<float> qk,
+      tensors.Table(in + "q_weight", c.n_streams, c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(
       const std::vector<float> k,
       tensors.Table(in + "k_weight", c.n_streams, c.hidden_size));
-  for (size_t i = 0; i < k.size(); ++i) w.qk[i] *= k[i];
+  for (size_t i = 0; i < k.size(); ++i) qk[i] *= k[i];
+  w.qk = Floats(loader->ops(), qk);
   return w;
 }
 
@@ -323,7 +345,7 @@ absl::StatusOr<LayerWeights> LoadLayer(const Config& c, int64_t l,
                                        LinearLoader* loader) {
   const std::string at = absl::StrFormat("layers.%d.", l);
   const LayerConfig& layer = c.layers[static_cast<size_t>(l)];
-  LayerWeights w;
+  LayerWeights w(loader->ops());
   if (layer.engram >= 0) {
     TORPOR_ASSIGN_OR_RETURN(
         w.engram,
@@ -355,7 +377,7 @@ absl::StatusOr<DType> StoredDType(const ModelTensors& tensors) {
 absl::StatusOr<Weights> LoadWeights(const Config& c,
                                     const ModelTensors& tensors,
                                     std::string_view engram_json, DType compute,
-                                    kernels::CpuOps* ops) {
+                                    kernels::CpuOps* host, kernels::Ops* ops) {
   TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
                           FindPrefix(tensors, kPrefixes, kEmbedding));
   TensorLoader names(tensors, prefix);
@@ -363,18 +385,21 @@ absl::StatusOr<Weights> LoadWeights(const Config& c,
     // transformers keeps the head beside the model, under a name of its own.
     names.Rename(kHead, tensors.Has(kHead) ? kHead : "lm_head.weight");
   }
-  LinearLoader loader(&names, compute, ops);
-  Weights w;
+  LinearLoader loader(&names, compute, host, ops);
+  Weights w(ops);
   w.dtype = compute;
-  TORPOR_ASSIGN_OR_RETURN(w.embedding,
+  TORPOR_ASSIGN_OR_RETURN(const TensorView embedding,
                           names.Get(kEmbedding, {c.vocab_size, c.hidden_size}));
+  w.embedding = ops->Place(embedding.bytes);
+  w.embedding_dtype = embedding.dtype == "BF16" ? DType::kBf16 : DType::kF32;
   for (int64_t l = 0; l < c.n_layers; ++l) {
     TORPOR_ASSIGN_OR_RETURN(LayerWeights layer, LoadLayer(c, l, &loader));
     w.layers.push_back(std::move(layer));
   }
-  TORPOR_ASSIGN_OR_RETURN(w.norm, names.Vector("norm.weight", c.hidden_size));
+  TORPOR_ASSIGN_OR_RETURN(w.norm, loader.Vector("norm.weight", c.hidden_size));
   TORPOR_ASSIGN_OR_RETURN(
       w.head, loader.Load("head", c.vocab_size, c.hidden_size, true));
+  TORPOR_RETURN_IF_ERROR(ops->Finish());
   w.digest = names.Digest();
   if (!engram_json.empty()) {
     WeightsDigest digest;

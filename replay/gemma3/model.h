@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gemma 3 (text) on the CPU. The forward, per layer, for a row x:
+// Gemma 3 (text) on a backend. The forward, per layer, for a row x:
 //   h = norm(x, input)               q = rope(norm(Wq h)), k = rope(norm(Wk
 //   h)),
 //                                    v = Wv h

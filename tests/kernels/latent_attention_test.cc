@@ -261,5 +261,116 @@ TEST_P(LatentAttentionTest, ANanQueryOrSinkReachesItsHeadAndNoOther) {
   }
 }
 
+// Windows in a ring that has wrapped and picks by number are the rows that
+// lists of pointers would name; all others are NaN.
+TEST_P(LatentAttentionTest, KeysInPagesAreThoseOfTheirLists) {
+  constexpr int64_t kDim = 64;
+  constexpr int64_t kHeads = 3;
+  constexpr int64_t kPageRows = 4;
+  constexpr int64_t kRing = 10;
+  constexpr int64_t kStride = 6;
+  struct Rows {
+    std::vector<KeyRange> windows;
+    std::vector<std::vector<int32_t>> picks;
+  };
+  const Rows sequences[] = {
+      {{{3, 8}, {4, 9}, {17, 23}}, {{0, 11}, {}, {5, 6, 7, 8, 9, 10}}},
+      {{{95, 105}}, {{2}}}};
+  // Pages of one sequence: rows at their places, as docs say of a ring.
+  struct Pages {
+    std::vector<uint8_t> bytes;
+    std::vector<uint8_t*> pages;
+  };
+  const auto paged = [&](const EncodedRows& rows, int64_t n,
+                         int64_t row_bytes) {
+    Pages out;
+    out.bytes.assign(static_cast<size_t>(3 * kPageRows * row_bytes), 0xff);
+    for (int64_t i = 0; i < n; ++i) {
+      std::copy_n(rows.row(i), row_bytes, &out.bytes[i * row_bytes]);
+    }
+    for (int i = 0; i < 3; ++i) {
+      out.pages.push_back(&out.bytes[i * kPageRows * row_bytes]);
+    }
+    return out;
+  };
+  const int64_t window_bytes = RowBytes(RowFormat::kWindowFp8, kDim, 0);
+  const int64_t entry_bytes = RowBytes(RowFormat::kMainFp4, kDim, 0);
+  const auto window =
+      EncodedRows::Random(random_, RowFormat::kWindowFp8, kRing, kDim);
+  const auto entries =
+      EncodedRows::Random(random_, RowFormat::kMainFp4, 12, kDim);
+  Pages window_pages = paged(window, kRing, window_bytes);
+  Pages entry_pages = paged(entries, 12, entry_bytes);
+
+  std::vector<LatentSegment> segments;
+  std::vector<LatentKeys> keys;
+  std::vector<std::vector<const uint8_t*>> lists;
+  std::vector<std::vector<int32_t>> picks;
+  std::vector<std::vector<int32_t>> n_picks;
+  int64_t n_rows = 0;
+  for (const Rows& of : sequences) {
+    const auto n = static_cast<int64_t>(of.windows.size());
+    picks.emplace_back(static_cast<size_t>(n * kStride), 1'000'000);
+    n_picks.emplace_back();
+    for (int64_t i = 0; i < n; ++i) {
+      const auto& chosen = of.picks[static_cast<size_t>(i)];
+      std::copy(chosen.begin(), chosen.end(),
+                picks.back().begin() + i * kStride);
+      n_picks.back().push_back(static_cast<int32_t>(chosen.size()));
+      lists.emplace_back();
+      const KeyRange range = of.windows[static_cast<size_t>(i)];
+      for (int64_t row = range.begin; row < range.end; ++row) {
+        lists.back().push_back(window.row(row % kRing));
+      }
+      for (const int32_t pick : chosen) {
+        lists.back().push_back(entries.row(pick));
+      }
+      keys.push_back({.n_window = range.end - range.begin,
+                      .n_entries = n_picks.back().back()});
+    }
+    segments.push_back(
+        {.row_begin = n_rows,
+         .n_rows = n,
+         .window = {window_pages.pages.data(), kPageRows, kRing, window_bytes},
+         .window_keys = of.windows.data(),
+         .entries = {entry_pages.pages.data(), kPageRows, 0, entry_bytes},
+         .picks_stride = kStride});
+    n_rows += n;
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    segments[i].picks = picks[i].data();
+    segments[i].n_picks = n_picks[i].data();
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i].window = lists[i].data();
+    keys[i].entries = lists[i].data() + keys[i].n_window;
+  }
+  const auto size = static_cast<size_t>(n_rows * kHeads * kDim);
+  const auto q = RandomFloats(random_, size);
+  const auto sinks = RandomFloats(random_, kHeads);
+  LatentAttentionParams p{.n_rows = n_rows,
+                          .n_heads = kHeads,
+                          .head_dim = kDim,
+                          .scale = 0.2f,
+                          .sinks = sinks.data(),
+                          .q = q.data()};
+  for (const int threads : {1, 8}) {
+    CpuOps ops(GetParam(), threads);
+    std::vector<float> got(size, kNan);
+    p.out = got.data();
+    p.keys = nullptr;
+    ops.LatentAttention(PagedLatentAttentionParams{
+        .attention = p,
+        .segments = segments.data(),
+        .n_segments = static_cast<int64_t>(segments.size())});
+    std::vector<float> wanted(size);
+    p.out = wanted.data();
+    p.keys = keys.data();
+    ops.LatentAttention(p);
+    EXPECT_TRUE(SameBits(got, wanted)) << threads << " threads";
+    for (const float v : got) ASSERT_TRUE(std::isfinite(v));
+  }
+}
+
 }  // namespace
 }  // namespace torpor::kernels

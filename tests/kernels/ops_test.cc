@@ -331,6 +331,29 @@ TEST_P(OpsTest, Bf16RoundsToNearestEvenAndKeepsNan) {
   EXPECT_EQ(ToFloat(ToBf16(1.01171875f)), 1.015625f);  // tie to even, up
 }
 
+TEST_P(OpsTest, RowsRoundToBf16AndScaleInPlace) {
+  CpuOps ops(GetParam(), 3);
+  auto x = RandomFloats(random_, 70'001);
+  x[0] = 1.00390625f;
+  x[1] = -1.01171875f;
+  x[2] = kNan;
+  x[70'000] = 3.4e38f;
+  auto rounded = x;
+  ops.RoundBf16({rounded.data(), 70'001});
+  EXPECT_EQ(rounded[0], 1.0f);        // tie to even, down
+  EXPECT_EQ(rounded[1], -1.015625f);  // tie to even, up
+  EXPECT_TRUE(std::isnan(rounded[2]));
+  EXPECT_TRUE(std::isinf(rounded[70'000]));
+  auto scaled = x;
+  ops.Scale({scaled.data(), 70'001, 0.3f});
+  for (size_t i = 3; i < 70'000; ++i) {
+    // The nearest of 8 bits, and a float that needs no more.
+    ASSERT_LE(std::abs(rounded[i] - x[i]), std::ldexp(std::abs(x[i]), -8));
+    ASSERT_EQ(std::bit_cast<uint32_t>(rounded[i]) & 0xffffu, 0u);
+    ASSERT_EQ(scaled[i], x[i] * 0.3f);
+  }
+}
+
 TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
   const YarnParams yarn{.factor = 16.0,
                         .beta_fast = 32.0,

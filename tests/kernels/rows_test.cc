@@ -155,6 +155,101 @@ TEST_P(RowsTest, ImportedRowsTouchNoOthers) {
   EXPECT_EQ(pages.Get(0, 192, false), wanted_v);
 }
 
+// ---- rows to places of their own -------------------------------------------
+
+TEST(RecordRowsTest, ScatteredRowsGoWhereTheirPointersSay) {
+  testing::Random random;
+  CpuOps ops(Isa::kPortable, 2);
+  const auto x = RandomFloats(random, 5 * 9);
+  // At odd addresses, last row first.
+  std::vector<uint8_t> bytes(1 + 5 * 40, 0xab);
+  std::vector<uint8_t*> places;
+  for (int i = 0; i < 5; ++i) places.push_back(&bytes[1 + (4 - i) * 40]);
+  ops.ScatterRows({x.data(), 9, 5, 7, places.data()});
+  for (size_t row = 0; row < 5; ++row) {
+    float got[7];
+    std::memcpy(got, places[row], sizeof(got));
+    for (size_t i = 0; i < 7; ++i) EXPECT_EQ(got[i], x[row * 9 + i]);
+    for (size_t i = sizeof(got); i < 40; ++i) EXPECT_EQ(places[row][i], 0xab);
+  }
+}
+
+TEST(RecordRowsTest, EncodedRowsGoWhereTheirPointersSay) {
+  testing::Random random;
+  constexpr int64_t kDim = 64;
+  for (const Isa isa : AvailableIsas()) {
+    CpuOps ops(isa, 2);
+    for (const RowFormat format :
+         {RowFormat::kMainFp4, RowFormat::kIndexFp4, RowFormat::kWindowFp8}) {
+      const auto row_bytes = static_cast<size_t>(RowBytes(format, kDim, 0));
+      const auto x = RandomFloats(random, 300 * kDim);
+      std::vector<uint8_t> beside(300 * row_bytes);
+      EncodeRowsParams p{.format = format,
+                         .x = x.data(),
+                         .n_rows = 300,
+                         .dim = kDim,
+                         .x_stride = kDim,
+                         .out = beside.data(),
+                         .out_stride = static_cast<int64_t>(row_bytes)};
+      ops.EncodeRows(p);
+      for (const bool reference : {false, true}) {
+        std::vector<uint8_t> apart(300 * (row_bytes + 3), 0xab);
+        std::vector<uint8_t*> places;
+        for (size_t i = 0; i < 300; ++i) {
+          places.push_back(&apart[(i * 7 % 300) * (row_bytes + 3)]);
+        }
+        p.out = nullptr;
+        p.rows = places.data();
+        reference ? EncodeRowsRef(p) : ops.EncodeRows(p);
+        for (size_t i = 0; i < 300; ++i) {
+          EXPECT_EQ(std::memcmp(places[i], &beside[i * row_bytes], row_bytes),
+                    0);
+          EXPECT_EQ(places[i][row_bytes], 0xab);
+        }
+      }
+    }
+  }
+}
+
+// Against rows kept in a map by their place.
+TEST(RecordRowsTest, RecordsComeBackFromPagesAndRings) {
+  testing::Random random;
+  CpuOps ops(Isa::kPortable, 1);
+  constexpr int64_t kRowBytes = 5;
+  for (const int64_t ring : {0, 10}) {
+    std::vector<uint8_t*> pages;
+    for (int i = 0; i < 8; ++i) pages.push_back(ops.NewPage(4 * kRowBytes));
+    const RecordPages of{pages.data(), 4, ring, kRowBytes};
+    std::vector<std::vector<uint8_t>> kept(32,
+                                           std::vector<uint8_t>(kRowBytes, 0));
+    const auto place = [&](int64_t row) -> std::vector<uint8_t>& {
+      return kept[static_cast<size_t>(ring == 0 ? row : row % ring)];
+    };
+    for (int step = 0; step < 200; ++step) {
+      const auto n = static_cast<int64_t>(random.Between(0, 10));
+      const auto row = static_cast<int64_t>(random.Between(0, 22));
+      std::vector<uint8_t> bytes(static_cast<size_t>(n * kRowBytes));
+      if (random.OneIn(2)) {
+        random.Fill(bytes);
+        ASSERT_TRUE(ops.ImportRecords({of, row, n}, bytes).ok());
+        for (int64_t i = 0; i < n; ++i) {
+          place(row + i).assign(bytes.begin() + i * kRowBytes,
+                                bytes.begin() + (i + 1) * kRowBytes);
+        }
+        continue;
+      }
+      std::vector<uint8_t> wanted;
+      for (int64_t i = 0; i < n; ++i) {
+        wanted.insert(wanted.end(), place(row + i).begin(),
+                      place(row + i).end());
+      }
+      ASSERT_TRUE(ops.ExportRecords({of, row, n}, bytes).ok());
+      EXPECT_EQ(bytes, wanted) << "row " << row << " of ring " << ring;
+    }
+    for (uint8_t* page : pages) ops.Free(page);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, RowsTest,
                          ::testing::Values(DType::kF32, DType::kBf16));
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/replay/guarded_ops.h"
 #include "tests/replay/layout_builder.h"
 #include "tests/replay/layout_model.h"
 
@@ -32,6 +33,19 @@ FamilyCase V41Case(const std::string& name, const std::string& directory,
   FamilyCase family_case = OracleCase(name, "deepseek_v41/" + directory);
   family_case.options.compute_dtype = compute_dtype;
   family_case.traits.id_lookback = 3;
+  return family_case;
+}
+
+// On a backend whose memory is closed to the host.
+FamilyCase Guarded(FamilyCase family_case) {
+  family_case.name += "_guarded";
+  family_case.load = [](const std::string& directory,
+                        const ModelOptions& options) {
+    ModelOptions guarded = options;
+    guarded.ops =
+        std::make_shared<kernels::GuardedOps>(options.isa, options.n_threads);
+    return LoadModel(directory, guarded);
+  };
   return family_case;
 }
 
@@ -110,6 +124,13 @@ INSTANTIATE_TEST_SUITE_P(
                                       V41Case("release", "release", "native"),
                                       V41Case("ratio1", "ratio1", "f32"),
                                       V41WithoutEngram()})),
+    FamilyCaseName);
+INSTANTIATE_TEST_SUITE_P(
+    GuardedBackend, FamilyConformance,
+    ::testing::ValuesIn(
+        OnFastestIsa({Guarded(OracleCase("w5", "gemma3/w5", "bf16")),
+                      Guarded(V41Case("ratio1", "ratio1", "f32")),
+                      Guarded(V41Case("release", "release", "native"))})),
     FamilyCaseName);
 
 // A slot of each kind, windows of several lengths, one that two layers read.

@@ -156,7 +156,7 @@ void GroupByExpertKernel(GroupByExpertParams p) {
 // ---- what they gave --------------------------------------------------------
 
 TORPOR_KERNEL(kThreads)
-void SumExpertsKernel(SumExpertsParams p) {
+void SumExpertsKernel(SumExpertsCudaParams p) {
   const int64_t row = blockIdx.x;
   const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
   if (i >= p.dim) return;
@@ -187,7 +187,7 @@ int GroupByExpertCuda(const GroupByExpertParams& p, CudaStream stream) {
                        kThreads, 0, stream, p);
 }
 
-int SumExpertsCuda(const SumExpertsParams& p, CudaStream stream) {
+int SumExpertsCuda(const SumExpertsCudaParams& p, CudaStream stream) {
   if (p.n_rows == 0 || p.dim == 0) return 0;
   const dim3 grid(
       static_cast<unsigned>(p.n_rows),

@@ -57,7 +57,7 @@ struct GroupByExpertParams {
 // y[r] = 0 + of_entry[places[r, 0]] + ... + of_entry[places[r, k - 1]], then
 // + shared[r].
 // Floor: every entry and shared row read once, every y written once.
-struct SumExpertsParams {
+struct SumExpertsCudaParams {
   const float* of_entry = nullptr;  // [n_rows * k, dim]
   const int32_t* places = nullptr;  // [n_rows, k]
   const float* shared = nullptr;    // [n_rows, dim], or null
@@ -70,7 +70,7 @@ struct SumExpertsParams {
 // Launched on `stream`; 0, or CUDA's error number.
 int RouteCuda(const RouteParams& params, CudaStream stream);
 int GroupByExpertCuda(const GroupByExpertParams& params, CudaStream stream);
-int SumExpertsCuda(const SumExpertsParams& params, CudaStream stream);
+int SumExpertsCuda(const SumExpertsCudaParams& params, CudaStream stream);
 
 }  // namespace torpor::kernels
 

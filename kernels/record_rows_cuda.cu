@@ -50,7 +50,7 @@ void RecordRowsKernel(RecordRowsParams p) {
 
 // A thread has a channel of a group.
 TORPOR_KERNEL(kThreads)
-void PoolMembersKernel(PoolMembersParams p) {
+void PoolMembersKernel(PoolMembersCudaParams p) {
   const int64_t group = blockIdx.x;
   const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (i >= p.dim) return;
@@ -92,7 +92,7 @@ int GetRecordRowsCuda(const RecordRowsParams& p, CudaStream stream) {
   return Copy<false>(p, stream);
 }
 
-int PoolMembersCuda(const PoolMembersParams& p, CudaStream stream) {
+int PoolMembersCuda(const PoolMembersCudaParams& p, CudaStream stream) {
   assert(p.n_members >= 1);
   if (p.n_groups == 0 || p.dim == 0) return 0;
   const dim3 grid(static_cast<unsigned>(p.n_groups),

@@ -34,7 +34,7 @@ struct RecordRowsParams {
 //   out = sum_t e^(gate_t - max) value_t / sum_t e^(gate_t - max)
 // in ascending order of members, f32.
 // Floor: every member read once (the gates twice), every output written once.
-struct PoolMembersParams {
+struct PoolMembersCudaParams {
   // [n_groups, n_members]; members aligned to 4 bytes.
   const uint8_t* const* members = nullptr;
   int64_t n_groups = 0;
@@ -48,7 +48,7 @@ struct PoolMembersParams {
 // the pages, Get the other way.
 int PutRecordRowsCuda(const RecordRowsParams& params, CudaStream stream);
 int GetRecordRowsCuda(const RecordRowsParams& params, CudaStream stream);
-int PoolMembersCuda(const PoolMembersParams& params, CudaStream stream);
+int PoolMembersCuda(const PoolMembersCudaParams& params, CudaStream stream);
 
 }  // namespace torpor::kernels
 

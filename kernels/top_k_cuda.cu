@@ -149,7 +149,7 @@ TORPOR_DEVICE_ONLY uint32_t WriteIds(const float* scores, int64_t n,
 }
 
 TORPOR_KERNEL(kThreads)
-void TopKKernel(TopKParams p) {
+void TopKKernel(TopKCudaParams p) {
   TORPOR_SHARED(Shared, shared, 1);
   const int64_t row = blockIdx.x;
   const float* scores = p.scores + row * p.scores_stride;
@@ -187,7 +187,7 @@ TORPOR_DEVICE_ONLY int64_t BlockOfThread() {
 }
 
 TORPOR_KERNEL(kBlockThreads)
-void BlockBestsKernel(CandidateBlocksParams p, int64_t best_stride) {
+void BlockBestsKernel(CandidateBlocksCudaParams p, int64_t best_stride) {
   const int64_t row = blockIdx.x;
   const int64_t n = p.n_scores[row];
   const int64_t n_blocks = (n + p.block_size - 1) / p.block_size;
@@ -201,6 +201,17 @@ void BlockBestsKernel(CandidateBlocksParams p, int64_t best_stride) {
       block == n_blocks - 1 ? std::numeric_limits<float>::quiet_NaN()
                             : BestOf(p.scores + row * p.scores_stride + at,
                                      left < p.block_size ? left : p.block_size);
+}
+
+// The newest block is the last of the list, before a NaN too, whose lower id
+// would win.
+TORPOR_KERNEL(kBlockThreads)
+void KeepNewestKernel(CandidateBlocksCudaParams p) {
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (row >= p.n_rows || p.n_best[row] == 0) return;
+  p.blocks[row * p.n_blocks + p.n_chosen[row] - 1] =
+      static_cast<int32_t>(p.n_best[row] - 1);
 }
 
 // Whether the ascending list has it.
@@ -219,7 +230,7 @@ TORPOR_DEVICE_ONLY bool Has(const int32_t* list, int32_t n, int64_t id) {
 }
 
 TORPOR_KERNEL(kBlockThreads)
-void KeepBlocksKernel(KeepBlocksParams p) {
+void KeepBlocksKernel(KeepBlocksCudaParams p) {
   const int64_t row = blockIdx.x;
   const int64_t n = p.n_scores[row];
   const int64_t block = BlockOfThread();
@@ -246,14 +257,14 @@ dim3 GridOf(int64_t n_rows, int64_t n_blocks) {
 
 }  // namespace
 
-int TopKCuda(const TopKParams& p, CudaStream stream) {
+int TopKCuda(const TopKCudaParams& p, CudaStream stream) {
   assert(p.k >= 1);
   if (p.n_rows == 0) return 0;
   return TORPOR_LAUNCH(TopKKernel, static_cast<unsigned>(p.n_rows), kThreads, 0,
                        stream, p);
 }
 
-int CandidateBlocksCuda(const CandidateBlocksParams& p, CudaStream stream) {
+int CandidateBlocksCuda(const CandidateBlocksCudaParams& p, CudaStream stream) {
   assert(p.block_size >= 1 && p.n_blocks >= 1);
   if (p.n_rows == 0) return 0;
   const int64_t stride = BlocksOfRow(p.scores_stride, p.block_size);
@@ -262,17 +273,21 @@ int CandidateBlocksCuda(const CandidateBlocksParams& p, CudaStream stream) {
   const int error = TORPOR_LAUNCH(BlockBestsKernel, grid, kBlockThreads, 0,
                                   stream, p, stride);
   if (error != 0) return error;
-  return TopKCuda({.scores = p.best,
-                   .n_rows = p.n_rows,
-                   .scores_stride = stride,
-                   .n_scores = p.n_best,
-                   .k = p.n_blocks,
-                   .ids = p.blocks,
-                   .n_ids = p.n_chosen},
-                  stream);
+  const int chosen = TopKCuda({.scores = p.best,
+                               .n_rows = p.n_rows,
+                               .scores_stride = stride,
+                               .n_scores = p.n_best,
+                               .k = p.n_blocks,
+                               .ids = p.blocks,
+                               .n_ids = p.n_chosen},
+                              stream);
+  if (chosen != 0) return chosen;
+  const auto blocks =
+      static_cast<unsigned>((p.n_rows + kBlockThreads - 1) / kBlockThreads);
+  return TORPOR_LAUNCH(KeepNewestKernel, blocks, kBlockThreads, 0, stream, p);
 }
 
-int KeepBlocksCuda(const KeepBlocksParams& p, CudaStream stream) {
+int KeepBlocksCuda(const KeepBlocksCudaParams& p, CudaStream stream) {
   assert(p.block_size >= 1);
   if (p.n_rows == 0 || p.scores_stride == 0) return 0;
   return TORPOR_LAUNCH(

@@ -19,7 +19,7 @@ namespace torpor::kernels {
 // their order, which gives the k-th score; a fourth writes the ids.
 // Floor: the scores read four times, of which three find them in the
 // second-level cache; k ids written.
-struct TopKParams {
+struct TopKCudaParams {
   // [n_rows, scores_stride] f32, of which row r has n_scores[r], each count
   // below 2^31.
   const float* scores = nullptr;
@@ -35,7 +35,7 @@ struct TopKParams {
 // Blocks of `block_size` scores that hold the best ones, `n_blocks` at most;
 // the block of the last score is always among them.
 // Floor: the scores read once.
-struct CandidateBlocksParams {
+struct CandidateBlocksCudaParams {
   const float* scores = nullptr;  // as above
   int64_t n_rows = 0;
   int64_t scores_stride = 0;
@@ -52,7 +52,7 @@ struct CandidateBlocksParams {
 
 // Sets scores outside the blocks to -inf.
 // Floor: the scores outside written once.
-struct KeepBlocksParams {
+struct KeepBlocksCudaParams {
   float* scores = nullptr;  // as above
   int64_t n_rows = 0;
   int64_t scores_stride = 0;
@@ -65,9 +65,10 @@ struct KeepBlocksParams {
 };
 
 // Launched on `stream`; 0, or CUDA's error number.
-int TopKCuda(const TopKParams& params, CudaStream stream);
-int CandidateBlocksCuda(const CandidateBlocksParams& params, CudaStream stream);
-int KeepBlocksCuda(const KeepBlocksParams& params, CudaStream stream);
+int TopKCuda(const TopKCudaParams& params, CudaStream stream);
+int CandidateBlocksCuda(const CandidateBlocksCudaParams& params,
+                        CudaStream stream);
+int KeepBlocksCuda(const KeepBlocksCudaParams& params, CudaStream stream);
 
 }  // namespace torpor::kernels
 

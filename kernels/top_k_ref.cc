@@ -66,8 +66,11 @@ void CandidateBlocksRef(const CandidateBlocksParams& p) {
   for (int64_t row = 0; row < p.n_rows; ++row) {
     const std::vector<float> best = BestOfBlocks(
         p.scores + row * p.scores_stride, p.n_scores[row], p.block_size);
-    p.n_chosen[row] = PutBest(best.data(), static_cast<int64_t>(best.size()),
-                              p.n_blocks, p.blocks + row * p.n_blocks);
+    int32_t* blocks = p.blocks + row * p.n_blocks;
+    const auto n = static_cast<int64_t>(best.size());
+    p.n_chosen[row] = PutBest(best.data(), n, p.n_blocks, blocks);
+    // It goes before a NaN too, whose lower id would win.
+    if (n > 0) blocks[p.n_chosen[row] - 1] = static_cast<int32_t>(n - 1);
   }
 }
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA kernels of moe_route_cuda.h on the emulator against
-// replay/deepseek_v41/picks.h.
+// tests/kernels/choices.h.
 
 #include "kernels/moe_route_cuda.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "replay/deepseek_v41/picks.h"
+#include "tests/kernels/choices.h"
 #include "tests/kernels/cuda_testing.h"
 
 namespace torpor::kernels {
 namespace {
 
-using replay::deepseek_v41::Affinity;
+using Affinity;
 
 // An affinity is rounded a few times in f32, where the reference rounds once.
 constexpr float kTolerance = 1e-5f;
@@ -77,10 +77,8 @@ class Router {
       const auto at = logits.begin() + r * case_.n_experts;
       const auto affinities =
           Affinities(std::vector<float>(at, at + case_.n_experts));
-      const auto experts =
-          replay::deepseek_v41::ChooseExperts(affinities, bias, case_.k);
-      const auto weights =
-          replay::deepseek_v41::ExpertWeightsOf(affinities, experts, 1.5f);
+      const auto experts = ChooseExperts(affinities, bias, case_.k);
+      const auto weights = ExpertWeightsOf(affinities, experts, 1.5f);
       out.experts.insert(out.experts.end(), experts.begin(), experts.end());
       out.weights.insert(out.weights.end(), weights.begin(), weights.end());
     }

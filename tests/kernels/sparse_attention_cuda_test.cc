@@ -13,15 +13,15 @@
 #include "kernels/record_rows_cuda.h"
 #include "kernels/row_codec_cuda.h"
 #include "kernels/top_k_cuda.h"
-#include "replay/deepseek_v41/picks.h"
+#include "tests/kernels/choices.h"
 #include "tests/kernels/cuda_testing.h"
 
 namespace torpor::kernels {
 namespace {
 
-using replay::deepseek_v41::CandidateBlocks;
-using replay::deepseek_v41::KeepBlocks;
-using replay::deepseek_v41::TopK;
+using CandidateBlocks;
+using KeepBlocks;
+using TopK;
 
 // A small model of ratio 1.
 constexpr int64_t kTokens = 150;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA kernels of top_k_cuda.h on the emulator: the very picks of
-// replay/deepseek_v41/picks.h.
+// tests/kernels/choices.h.
 
 #include "kernels/top_k_cuda.h"
 
 #include <algorithm>
 
-#include "replay/deepseek_v41/picks.h"
+#include "tests/kernels/choices.h"
 #include "tests/kernels/cuda_testing.h"
 
 namespace torpor::kernels {
@@ -142,7 +142,7 @@ class TopKCudaTest : public CudaTest {
   static Lists TopKOfReference(const Rows& rows, int64_t k) {
     Lists out;
     for (const auto& scores : rows.scores) {
-      out.push_back(replay::deepseek_v41::TopK(scores, k));
+      out.push_back(TopK(scores, k));
     }
     return out;
   }
@@ -235,11 +235,10 @@ TEST_F(TopKCudaTest, BlocksAndWhatTheyKeepAreTheReferences) {
       const Lists blocks = Candidates(rows, block_size, n_blocks, &kept);
       for (size_t r = 0; r < rows.scores.size(); ++r) {
         std::vector<float> scores = rows.scores[r];
-        EXPECT_EQ(blocks[r], replay::deepseek_v41::CandidateBlocks(
-                                 scores, block_size, n_blocks))
+        EXPECT_EQ(blocks[r], CandidateBlocks(scores, block_size, n_blocks))
             << "kind " << static_cast<int>(kind) << ", row " << r
             << ", blocks of " << block_size;
-        replay::deepseek_v41::KeepBlocks(blocks[r], block_size, scores);
+        KeepBlocks(blocks[r], block_size, scores);
         EXPECT_TRUE(
             SameBits(std::span(kept).subspan(
                          r * static_cast<size_t>(rows.stride), scores.size()),

@@ -3,6 +3,8 @@
 // The discrete choices of DeepSeek V4.1, by hand at their edges and against a
 // sort of everything at random.
 
+#include "tests/kernels/choices.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,10 +16,9 @@
 #include <set>
 #include <vector>
 
-#include "replay/deepseek_v41/picks.h"
 #include "tests/testing/random.h"
 
-namespace torpor::replay::deepseek_v41 {
+namespace torpor::kernels {
 namespace {
 
 using ::testing::ElementsAre;
@@ -275,4 +276,4 @@ TEST(PicksPropertyTest, BlocksHoldTheBestScores) {
 }
 
 }  // namespace
-}  // namespace torpor::replay::deepseek_v41
+}  // namespace torpor::kernels

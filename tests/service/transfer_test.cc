@@ -122,6 +122,9 @@ TEST_F(TransferTest, ASessionComesInUnderAnotherName) {
                        Import(HeaderOf("in", "copy"), bytes_));
   EXPECT_TRUE(again.repeated());
   EXPECT_EQ(again.receipt().stored_bytes(), answer.receipt().stored_bytes());
+  // Operations of the other name are none of this one.
+  copy.operation_id = "op";
+  EXPECT_THAT(Suspend(copy), HasCode(StatusCode::kAborted));
   // Under its own name there is one already.
   EXPECT_THAT(Import(HeaderOf("in"), bytes_),
               HasStatus(StatusCode::kAborted, "expected version 0"));

@@ -22,6 +22,7 @@ Backend::Backend(std::unique_ptr<store::SessionStore> store, Tenants tenants,
       segments_(options.segments),
       tickets_("ticket", options.max_tickets, options.idle_limit),
       leases_("lease", options.max_leases, options.idle_limit),
+      imports_(options.max_tickets, options.idle_limit),
       // A resume rebuilds its window on a thread of its own while rows travel.
       workers_(2 * options.max_calls + 8) {}
 
@@ -31,6 +32,7 @@ Backend::~Backend() {
   // Leases and tickets hold parts of the store.
   for (const auto& ticket : tickets_.TakeAll()) ticket->stored->Cancel();
   leases_.TakeAll();
+  imports_.DropAll();
 }
 
 absl::Status Backend::Serve(
@@ -110,6 +112,7 @@ void Backend::Maintain() {
              {{"session", ticket->session}});
   }
   leases_.TakeIdle();
+  imports_.DropIdle();
   metrics_.SetStore(store_->Stats());
   metrics_.SetReplayQueue(replay_.waiting());
   const SegmentBroker::Stats segments = segments_.stats();

@@ -17,6 +17,7 @@
 #include "base/worker_pool.h"
 #include "service/data_plane.h"
 #include "service/handles.h"
+#include "service/import_tickets.h"
 #include "service/lease.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
@@ -68,6 +69,7 @@ class Backend {
   SegmentBroker& segments() { return segments_; }
   Handles<Ticket>& tickets() { return tickets_; }
   Handles<Lease>& leases() { return leases_; }
+  ImportTickets& imports() { return imports_; }
 
   // Runs the body of a call: kUnavailable while draining, kResourceExhausted
   // when too many run, kUnauthenticated; then counts and logs how it ended.
@@ -96,6 +98,7 @@ class Backend {
   SegmentBroker segments_;
   Handles<Ticket> tickets_;
   Handles<Lease> leases_;
+  ImportTickets imports_;
   std::atomic<bool> draining_{false};
   std::atomic<size_t> running_{0};
   // Last: its threads end before anything they use is gone.

@@ -2,8 +2,8 @@
 //
 // torpor.v1.SessionService. One handler a verb: decode and validate, call,
 // encode. Suspend and resume have files of their own
-// (service/suspend_handlers.cc, service/resume_handlers.cc). Export, Import and
-// Prefetch answer UNIMPLEMENTED.
+// (service/suspend_handlers.cc, service/resume_handlers.cc), so have Export and
+// Import (service/transfer_handlers.cc). Prefetch answers UNIMPLEMENTED.
 
 #ifndef TORPOR_SERVICE_SESSION_SERVICE_H_
 #define TORPOR_SERVICE_SESSION_SERVICE_H_
@@ -42,7 +42,10 @@ using WithOtherMethods = v1::SessionService::WithCallbackMethod_List<
     v1::SessionService::WithCallbackMethod_Delete<
         v1::SessionService::WithCallbackMethod_Touch<
             v1::SessionService::WithCallbackMethod_LookupPrefix<
-                v1::SessionService::WithCallbackMethod_OpenPlane<Base>>>>>;
+                v1::SessionService::WithCallbackMethod_OpenPlane<
+                    v1::SessionService::WithCallbackMethod_Export<
+                        v1::SessionService::WithCallbackMethod_Import<
+                            Base>>>>>>>;
 
 using SessionServiceBase = WithRowMethods<
     WithMessageMethods<WithOtherMethods<v1::SessionService::Service>>>;
@@ -88,6 +91,13 @@ class SessionServiceImpl final : public SessionServiceBase {
   grpc::ServerUnaryReactor* OpenPlane(grpc::CallbackServerContext* context,
                                       const v1::OpenPlaneRequest* request,
                                       v1::DataPlaneChoice* response) override;
+
+  // ---- from node to node (service/transfer_handlers.cc)
+  grpc::ServerWriteReactor<v1::TransferChunk>* Export(
+      grpc::CallbackServerContext* context,
+      const v1::ExportRequest* request) override;
+  grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportResponse>* Import(
+      grpc::CallbackServerContext* context) override;
 
   // ---- the rest (service/session_handlers.cc)
   grpc::ServerUnaryReactor* Fork(grpc::CallbackServerContext* context,

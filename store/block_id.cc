@@ -29,10 +29,15 @@ struct KeyedHash::State {
   crypto_generichash_state blake;
 };
 
-KeyedHash::KeyedHash(const TenantSecret& secret)
-    : state_(std::make_unique<State>()) {
+KeyedHash::KeyedHash() : state_(std::make_unique<State>()) {}
+KeyedHash::KeyedHash(const TenantSecret& secret) : KeyedHash() {
   crypto_generichash_init(&state_->blake, secret.data(), secret.size(),
                           sizeof(Hash256));
+}
+KeyedHash KeyedHash::Unkeyed() {
+  KeyedHash hash;
+  crypto_generichash_init(&hash.state_->blake, nullptr, 0, sizeof(Hash256));
+  return hash;
 }
 KeyedHash::~KeyedHash() = default;
 KeyedHash::KeyedHash(KeyedHash&&) noexcept = default;

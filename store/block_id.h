@@ -24,6 +24,8 @@ using TenantSecret = Hash256;
 class KeyedHash {
  public:
   explicit KeyedHash(const TenantSecret& secret);
+  // The same without a key, for what leaves this store.
+  static KeyedHash Unkeyed();
   ~KeyedHash();
   KeyedHash(KeyedHash&&) noexcept;
   KeyedHash& operator=(KeyedHash&&) noexcept;
@@ -34,6 +36,7 @@ class KeyedHash {
 
  private:
   struct State;
+  KeyedHash();
   std::unique_ptr<State> state_;
 };
 

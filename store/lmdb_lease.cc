@@ -360,6 +360,32 @@ absl::Status LmdbLease::ReadSnapshot(uint32_t id, RowRange rows,
   return absl::OkStatus();
 }
 
+std::vector<Operation> LmdbLease::operations() const {
+  return manifest_.has_value() ? manifest_->operations
+                               : std::vector<Operation>();
+}
+
+absl::StatusOr<std::vector<SnapshotSlot>> LmdbLease::SnapshotSlots() {
+  TORPOR_ASSIGN_OR_RETURN(const std::vector<ChainLink> links,
+                          AttachmentLinks(AttachmentKind::kSnapshot));
+  // A slot may be spread over several records, in row order.
+  std::vector<SnapshotSlot> slots;
+  for (const ChainLink& link : links) {
+    TORPOR_ASSIGN_OR_RETURN(const auto header, Header(link.number));
+    for (const SectionEntry& section : header->sections) {
+      if (section.kind != SectionKind::kSnapshotRows) continue;
+      const uint64_t end = section.first_row + section.n_rows;
+      if (!slots.empty() && slots.back().id == section.id) {
+        slots.back().rows.end = end;
+      } else {
+        slots.push_back(
+            {section.id, section.row_bytes, {section.first_row, end}});
+      }
+    }
+  }
+  return slots;
+}
+
 absl::StatusOr<std::vector<AttachmentSection>> LmdbLease::ReadAttachment(
     AttachmentKind kind) {
   TORPOR_ASSIGN_OR_RETURN(const std::vector<ChainLink> links,

@@ -29,6 +29,8 @@ class LmdbLease final : public SessionLease {
   ~LmdbLease() override;
 
   const SessionInfo& info() const override { return info_; }
+  const RecordLayout& layout() const override { return layout_; }
+  std::vector<Operation> operations() const override;
   absl::StatusOr<TokenRun> ReadTokens(uint64_t begin, uint64_t end) override;
   absl::Status ReadRows(uint32_t slot, RowRange rows,
                         std::span<uint8_t> out) override;
@@ -36,6 +38,7 @@ class LmdbLease final : public SessionLease {
                                            std::span<uint8_t> out) override;
   absl::Status ReadSnapshot(uint32_t id, RowRange rows,
                             std::span<uint8_t> out) override;
+  absl::StatusOr<std::vector<SnapshotSlot>> SnapshotSlots() override;
   absl::StatusOr<std::vector<AttachmentSection>> ReadAttachment(
       AttachmentKind kind) override;
   absl::StatusOr<std::vector<Floor>> Floors(uint64_t begin,
@@ -46,7 +49,6 @@ class LmdbLease final : public SessionLease {
   [[nodiscard]] const std::optional<SessionManifest>& manifest() const {
     return manifest_;
   }
-  [[nodiscard]] const RecordLayout& layout() const { return layout_; }
   // kOutOfRange beyond the tokens, kInvalidArgument inside a bidirectional
   // span.
   absl::Status CheckCut(uint64_t at);

@@ -46,7 +46,7 @@ absl::StatusOr<BeginResult> LmdbTicket::Begin(StoreCore* core,
         FindSession(*txn, s.session);
     if (manifest.ok() && manifest->has_value()) {
       if (const Operation* done = (*manifest)->FindOperation(s.operation_id);
-          done != nullptr && done->verb == Verb::kSuspend) {
+          done != nullptr && done->verb == s.verb()) {
         return BeginResult{nullptr, done->receipt};
       }
     }

@@ -93,7 +93,7 @@ SuspendReceipt GetReceipt(ByteReader* r) {
   return receipt;
 }
 
-constexpr size_t kReceiptBytes = 14 * 8;
+}  // namespace
 
 void PutOperation(const Operation& operation, ByteWriter* w) {
   w->Bytes(operation.id);
@@ -108,8 +108,6 @@ Operation GetOperation(ByteReader* r) {
   operation.receipt = GetReceipt(r);
   return operation;
 }
-
-}  // namespace
 
 const AttachmentRef* SessionManifest::Find(AttachmentKind kind) const {
   const auto it =

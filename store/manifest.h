@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "store/codec.h"
 #include "store/record.h"
 #include "store/types.h"
 
@@ -22,21 +23,6 @@ namespace torpor::store {
 inline constexpr uint16_t kManifestFormatVersion = 1;
 // Operations whose receipts stay with the session.
 inline constexpr size_t kOperationsKept = 16;
-
-// Verb of a stored operation. Numbers are frozen.
-enum class Verb : uint8_t {
-  kSuspend = 1,
-  kFork = 2,
-  kRewind = 3,
-  kErase = 4,
-};
-
-// A committed operation and the receipt that its repetition returns.
-struct Operation {
-  std::string id;
-  Verb verb = Verb::kSuspend;
-  SuspendReceipt receipt;
-};
 
 struct AttachmentRef {
   AttachmentKind kind = AttachmentKind::kWitness;
@@ -80,6 +66,11 @@ struct SessionManifest {
   // Appends, and drops the oldest beyond kOperationsKept.
   void AddOperation(Operation operation);
 };
+
+// An operation as it stands in manifests; kReceiptBytes of it are its receipt.
+inline constexpr size_t kReceiptBytes = 14 * 8;
+void PutOperation(const Operation& operation, ByteWriter* w);
+Operation GetOperation(ByteReader* r);
 
 std::string EncodeManifest(const SessionManifest& manifest);
 // kDataLoss when the bytes or their checksum are wrong; kFailedPrecondition

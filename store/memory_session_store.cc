@@ -168,6 +168,16 @@ class MemoryLease final : public SessionLease {
   }
 
   const SessionInfo& info() const override { return session_.info; }
+  const RecordLayout& layout() const override { return session_.layout; }
+  std::vector<Operation> operations() const override {
+    return session_.operations;
+  }
+  absl::StatusOr<std::vector<SnapshotSlot>> SnapshotSlots() override {
+    std::vector<SnapshotSlot> slots = session_.snapshot_slots;
+    // A slot without rows leaves no trace in a store on disk.
+    std::erase_if(slots, [](const auto& s) { return s.rows.size() == 0; });
+    return slots;
+  }
 
   absl::StatusOr<TokenRun> ReadTokens(uint64_t begin, uint64_t end) override {
     if (begin > end || end > session_.info.n_tokens) {
@@ -355,7 +365,7 @@ class MemoryTicket final : public SuspendTicket {
                              next_.info.kv_len == spec_.kv_len;
     Apply(created, no_new_rows, std::move(attachments));
     const SuspendReceipt receipt = ReceiptOf();
-    next_.Remember({spec_.operation_id, Verb::kSuspend, receipt});
+    next_.Remember({spec_.operation_id, spec_.verb(), receipt});
     core_->layouts[spec_.layout.fingerprint] = spec_.layout;
     core_->sessions[spec_.session] = next_;
     ++core_->commits;
@@ -425,6 +435,13 @@ class MemoryTicket final : public SuspendTicket {
     if (!spec_.labels.empty()) info.labels = spec_.labels;
     if (created) info.created_at_us = now;
     info.updated_at_us = now;
+    if (spec_.arrival.has_value()) {
+      info.version = spec_.arrival->version;
+      info.created_at_us = spec_.arrival->created_at_us;
+      info.updated_at_us = spec_.arrival->updated_at_us;
+      info.expires_at_us = spec_.arrival->expires_at_us;
+      next_.operations = spec_.arrival->operations;
+    }
     next_.Recount();
   }
 
@@ -494,8 +511,7 @@ class MemorySessionStore final : public SessionStore {
     core_.DropIfExpiredLocked(spec.session);
     const Session* found = core_.FindLocked(spec.session);
     if (found != nullptr) {
-      if (const Operation* done =
-              found->Find(spec.operation_id, Verb::kSuspend)) {
+      if (const Operation* done = found->Find(spec.operation_id, spec.verb())) {
         return BeginResult{nullptr, done->receipt};
       }
     }
@@ -582,6 +598,7 @@ class MemorySessionStore final : public SessionStore {
     Session prefix = *best;
     prefix.Truncate(hit.hit_len);
     prefix.info.key = {};
+    prefix.operations.clear();
     ++core_.open_leases;
     hit.lease = std::make_unique<MemoryLease>(&core_, std::move(prefix));
     return hit;

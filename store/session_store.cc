@@ -158,6 +158,12 @@ absl::Status ValidateFork(const ForkSpec& spec) {
 absl::Status ValidateSuspend(const SuspendSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateMutation(
       {spec.session, spec.expected_version, spec.operation_id}));
+  if (spec.arrival.has_value() &&
+      (spec.expected_version != 0 || spec.arrival->version == 0)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "import: got version %d over version %d, wanted one above 0 over none",
+        spec.arrival->version, spec.expected_version));
+  }
   TORPOR_RETURN_IF_ERROR(ValidateLayout(spec.layout));
   if (spec.expected_version == 0 && spec.tokens_kept != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(

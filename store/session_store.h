@@ -29,6 +29,18 @@
 
 namespace torpor::store {
 
+// What a session brings along that comes from another store.
+struct Arrival {
+  // Its number there, and here: a client that follows the session holds it.
+  uint64_t version = 0;
+  int64_t created_at_us = 0;
+  int64_t updated_at_us = 0;
+  // Unix microseconds; 0 = never.
+  int64_t expires_at_us = 0;
+  // Those that the session remembers, oldest first.
+  std::vector<Operation> operations;
+};
+
 struct SuspendSpec {
   SessionKey session;
   // 0 = the session must not exist.
@@ -58,6 +70,13 @@ struct SuspendSpec {
   // Replaces the labels when not empty.
   Labels labels;
   std::vector<SnapshotSlot> snapshot;
+  // Set for an import (store/session_import.h); the session must not exist.
+  std::optional<Arrival> arrival;
+
+  // The verb under which the operation is remembered.
+  [[nodiscard]] Verb verb() const {
+    return arrival.has_value() ? Verb::kImport : Verb::kSuspend;
+  }
 };
 
 class SuspendTicket {
@@ -106,6 +125,9 @@ class SessionLease {
 
   // For a lease by prefix, the key is empty and n_tokens == kv_len == the hit.
   [[nodiscard]] virtual const SessionInfo& info() const = 0;
+  [[nodiscard]] virtual const RecordLayout& layout() const = 0;
+  // What the session remembers, oldest first; none for a lease by prefix.
+  [[nodiscard]] virtual std::vector<Operation> operations() const = 0;
 
   // Tokens [begin, end), pending ones included. kDataLoss when damaged.
   virtual absl::StatusOr<TokenRun> ReadTokens(uint64_t begin, uint64_t end) = 0;
@@ -124,6 +146,9 @@ class SessionLease {
   // Like ReadRows, for a snapshot slot.
   virtual absl::Status ReadSnapshot(uint32_t id, RowRange rows,
                                     std::span<uint8_t> out) = 0;
+
+  // The slots of the stored snapshot, ascending; empty without one.
+  virtual absl::StatusOr<std::vector<SnapshotSlot>> SnapshotSlots() = 0;
 
   // The sections of an attachment; kNotFound when the session has none.
   virtual absl::StatusOr<std::vector<AttachmentSection>> ReadAttachment(

@@ -224,6 +224,12 @@ SessionManifest LmdbTicket::NewManifest(const SessionManifest* base) const {
     m.expires_at_us = DeadlineAfter(now, *spec_.ttl_seconds);
   }
   if (!spec_.labels.empty()) m.labels = spec_.labels;
+  if (spec_.arrival.has_value()) {
+    m.created_at_us = spec_.arrival->created_at_us;
+    m.updated_at_us = spec_.arrival->updated_at_us;
+    m.expires_at_us = spec_.arrival->expires_at_us;
+    m.operations = spec_.arrival->operations;
+  }
   if (base != nullptr && plan_.rows_kept > 0) {
     m.provenance = ClipProvenance(base->provenance, 0, plan_.rows_kept);
   }
@@ -274,6 +280,7 @@ absl::Status LmdbTicket::Publish(WriteTxn& txn, Published* published) {
   if (base_ptr == nullptr) {
     TORPOR_ASSIGN_OR_RETURN(const uint64_t first, FirstVersion(txn));
     manifest.version = std::max(first, spec_.expected_version + 1);
+    if (spec_.arrival.has_value()) manifest.version = spec_.arrival->version;
   }
   const bool unchanged = n_blocks_ == 0 && base_ptr != nullptr &&
                          base_ptr->kv_len == spec_.kv_len &&
@@ -297,7 +304,7 @@ absl::Status LmdbTicket::Publish(WriteTxn& txn, Published* published) {
     TORPOR_RETURN_IF_ERROR(DropManifestNames(txn, *base_ptr));
   }
   manifest.AddOperation(
-      {spec_.operation_id, Verb::kSuspend, Receipt(*published)});
+      {spec_.operation_id, spec_.verb(), Receipt(*published)});
   return PutSession(txn, spec_.session, manifest);
 }
 

@@ -214,6 +214,24 @@ struct SuspendReceipt {
                          const SuspendReceipt&) = default;
 };
 
+// Verb of a stored operation. Numbers are frozen: they stand in manifests.
+enum class Verb : uint8_t {
+  kSuspend = 1,
+  kFork = 2,
+  kRewind = 3,
+  kErase = 4,
+  kImport = 5,
+};
+
+// A committed operation and the receipt that its repetition returns.
+struct Operation {
+  std::string id;
+  Verb verb = Verb::kSuspend;
+  SuspendReceipt receipt;
+
+  friend bool operator==(const Operation&, const Operation&) = default;
+};
+
 // `seconds` after `now_us`, in Unix microseconds; 0 (never) for 0 seconds, and
 // the end of time for what lies beyond it.
 constexpr int64_t DeadlineAfter(int64_t now_us, int64_t seconds) {

@@ -2,8 +2,6 @@
 //
 // torpor stats | verify | backup | doctor.
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -43,12 +41,6 @@ absl::Status Stats(Context* context) {
               {"open leases", std::to_string(s.open_leases())},
               {"commits", std::to_string(s.commits())}});
   return absl::OkStatus();
-}
-
-// A line that is written over itself on a terminal.
-void ShowProgress(const std::string& text) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  std::cerr << "\r\033[K" << text << std::flush;
 }
 
 absl::Status Verify(bool deep, Context* context) {

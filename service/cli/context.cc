@@ -3,6 +3,7 @@
 #include "service/cli/context.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -71,6 +72,11 @@ std::string ShowTime(int64_t unix_seconds) {
   std::array<char, 32> text{};
   std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &parts);
   return text.data();
+}
+
+void ShowProgress(const std::string& text) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  std::cerr << "\r\033[K" << text << std::flush;
 }
 
 nlohmann::json ToJson(const google::protobuf::Message& message) {

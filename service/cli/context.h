@@ -40,6 +40,7 @@ void AddPlanCommand(CLI::App* app, Context* context, Run* run);
 void AddDumpCommand(CLI::App* app, Context* context, Run* run);
 void AddRunCommand(CLI::App* app, Context* context, Run* run);
 void AddSessionCommands(CLI::App* app, Context* context, Run* run);
+void AddTransferCommands(CLI::App* app, Context* context, Run* run);
 void AddExplainCommand(CLI::App* app, Context* context, Run* run);
 void AddAdminCommands(CLI::App* app, Context* context, Run* run);
 void AddBenchCommand(CLI::App* app, Context* context, Run* run);
@@ -55,6 +56,8 @@ std::string Milliseconds(uint64_t microseconds);
 std::string ShowId(std::string_view id);
 // Unix seconds as "2026-11-29 20:15:00", or "-".
 std::string ShowTime(int64_t unix_seconds);
+// A line that is written over itself on a terminal; empty clears it.
+void ShowProgress(const std::string& text);
 nlohmann::json ToJson(const google::protobuf::Message& message);
 void PrintJson(const nlohmann::json& json);
 

@@ -221,26 +221,12 @@ TEST_F(BadFieldTest, RangesThatAreNotThere) {
 TEST_F(BadFieldTest, VerbsThatAreNotServed) {
   EXPECT_THAT(Ask(sessions(), &Stub::Prefetch, v1::PrefetchRequest()),
               HasCode(StatusCode::kUnimplemented));
-  const auto export_context = NewContext();
-  v1::TransferChunk chunk;
-  const auto exported =
-      sessions().Export(export_context.get(), v1::ExportRequest());
-  EXPECT_FALSE(exported->Read(&chunk));
-  EXPECT_THAT(FromGrpcStatus(exported->Finish()),
-              HasCode(StatusCode::kUnimplemented));
-  const auto import_context = NewContext();
-  v1::SessionState state;
-  const auto imported = sessions().Import(import_context.get(), &state);
-  imported->Write(chunk);
-  imported->WritesDone();
-  EXPECT_THAT(FromGrpcStatus(imported->Finish()),
-              HasCode(StatusCode::kUnimplemented));
   // The daemon knows of itself.
   ASSERT_OK_AND_ASSIGN(const v1::ServerInfoResponse info,
                        Ask(admin(), &v1::AdminService::Stub::ServerInfo,
                            v1::ServerInfoRequest()));
   EXPECT_THAT(info.unimplemented(),
-              ::testing::UnorderedElementsAre("Prefetch", "Export", "Import"));
+              ::testing::UnorderedElementsAre("Prefetch"));
   EXPECT_EQ(info.data_dir(), dir().File("data"));
   EXPECT_FALSE(info.draining());
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -22,12 +23,21 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-// Until either side ends; then neither goes on.
-void Pump(int from, int to) {
+}  // namespace
+
+void SocketProxy::Pump(int from, int to, bool from_server) {
   std::array<char, 16'384> bytes{};
   for (;;) {
     const ssize_t n = read(from, bytes.data(), bytes.size());
     if (n <= 0) break;
+    if (from_server && left_.load() < static_cast<uint64_t>(n)) {
+      held_.store(true);
+      while (!cut_.load()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      break;
+    }
+    if (from_server) left_.fetch_sub(static_cast<uint64_t>(n));
     ssize_t written = 0;
     while (written < n) {
       const ssize_t m = send(to, bytes.data() + written,
@@ -40,8 +50,6 @@ void Pump(int from, int to) {
   shutdown(from, SHUT_RDWR);
   shutdown(to, SHUT_RDWR);
 }
-
-}  // namespace
 
 SocketProxy::SocketProxy(const std::string& path, std::string target)
     : target_(std::move(target)),
@@ -76,8 +84,8 @@ void SocketProxy::Accept() {
     MutexLock lock(&mu_);
     sockets_.push_back(client);
     sockets_.push_back(server);
-    pumps_.emplace_back(Pump, client, server);
-    pumps_.emplace_back(Pump, server, client);
+    pumps_.emplace_back([=, this] { Pump(client, server, false); });
+    pumps_.emplace_back([=, this] { Pump(server, client, true); });
   }
 }
 
@@ -89,8 +97,12 @@ void SocketProxy::Cut() {
     sockets.swap(sockets_);
     pumps.swap(pumps_);
   }
+  cut_.store(true);
   for (const int fd : sockets) shutdown(fd, SHUT_RDWR);
   for (std::thread& pump : pumps) pump.join();
+  cut_.store(false);
+  held_.store(false);
+  left_.store(UINT64_MAX);
   for (const int fd : sockets) close(fd);
 }
 

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "store/container_reader.h"
+#include "store/container_writer.h"
 #include "store/keys.h"
 #include "tests/store/format_samples.h"
 #include "tests/testing/golden.h"
@@ -157,6 +159,88 @@ TEST(FormatGoldenTest, KeysAreBigEndianFields) {
   EXPECT_LE(
       TombstoneKey(longest, std::string(kMaxOperationIdBytes, 'y')).size(),
       511);
+}
+
+// A session of which every byte is known.
+class GoldenLease final : public SessionLease {
+ public:
+  GoldenLease() {
+    info_.key.id = std::string("s\0id", 4);
+    info_.version = 7;
+    info_.n_tokens = 20;
+    info_.kv_len = info_.usable_len = 18;
+    info_.model = "model";
+    info_.fingerprint_fields = "fields";
+    info_.numerics_id = "cpu/x";
+    info_.holder = "me";
+    info_.session_class = SessionClass::kCache;
+    info_.created_at_us = 1111;
+    info_.updated_at_us = 2222;
+    info_.expires_at_us = 3333;
+    info_.labels = {{"a", "1"}, {"b", ""}};
+    info_.provenance = {{0, 10, Provenance::kExact},
+                        {10, 18, Provenance::kApproximate}};
+  }
+  const SessionInfo& info() const override { return info_; }
+  const RecordLayout& layout() const override { return layout_; }
+  std::vector<Operation> operations() const override {
+    return {{"op1", Verb::kImport, Receipt(100)}};
+  }
+  absl::StatusOr<TokenRun> ReadTokens(uint64_t, uint64_t) override {
+    TokenRun run;
+    for (uint32_t i = 0; i < 20; ++i) run.ids.push_back(100 + i);
+    run.spans = {{2, 5, "adapter", false},
+                 {6, 9, std::string("im\0age", 6), true}};
+    return run;
+  }
+  absl::Status ReadRows(uint32_t slot, RowRange rows,
+                        std::span<uint8_t> out) override {
+    return Fill(slot == 0 ? 7 : 11, rows.begin * layout_.slots[slot].row_bytes,
+                out);
+  }
+  absl::Status ReadSnapshot(uint32_t, RowRange rows,
+                            std::span<uint8_t> out) override {
+    return Fill(5, rows.begin * 5, out);
+  }
+  absl::StatusOr<std::vector<SnapshotSlot>> SnapshotSlots() override {
+    return std::vector<SnapshotSlot>{{9, 5, {16, 18}}};
+  }
+  absl::StatusOr<std::vector<AttachmentSection>> ReadAttachment(
+      AttachmentKind kind) override {
+    if (kind == AttachmentKind::kWitness) {
+      return std::vector<AttachmentSection>{{0, {'w', 'i', 't'}}, {5, {}}};
+    }
+    if (kind == AttachmentKind::kClientState) {
+      return std::vector<AttachmentSection>{{0, {'s', 't', 'a', 't', 'e'}}};
+    }
+    return absl::NotFoundError("none");
+  }
+  absl::StatusOr<std::vector<Floor>> Floors(uint64_t, uint64_t) override {
+    return std::vector<Floor>{{12, 4, 7}};
+  }
+
+ private:
+  static absl::Status Fill(uint64_t step, uint64_t at, std::span<uint8_t> out) {
+    for (uint8_t& b : out) b = static_cast<uint8_t>(step * at++ + 3);
+    return absl::OkStatus();
+  }
+  const RecordLayout layout_{kFingerprint, 16, {{4, 1}, {6, 2}}};
+  SessionInfo info_;
+};
+
+TEST(FormatGoldenTest, AContainerHasItsBytes) {
+  GoldenLease lease;
+  std::string bytes;
+  ASSERT_OK(WriteContainer(&lease, {.model_layout = "layout"},
+                           [&](std::span<const uint8_t> part) {
+                             bytes += AsString(part);
+                             return true;
+                           }));
+  EXPECT_EQ(Hex(bytes), Golden("container"));
+  ContainerReader reader(nullptr);
+  EXPECT_OK(reader.Feed(AsBytes(bytes)));
+  EXPECT_OK(reader.Finish());
+  EXPECT_EQ(reader.total_bytes(), bytes.size());
 }
 
 TEST(FormatGoldenTest, PartsFillTheirPages) {

@@ -247,6 +247,60 @@ golden("key_chain_continues",
        TENANT + pattern(0xA0) + u8(2) + b64(~NUMBER & (1 << 64) - 1))
 golden("key_tombstone", TENANT + b16(4) + b"s\x00id" + b"op")
 
+# A container --------------------------------------------------------------
+
+
+def piece(kind, payload, block=0, ident=0, first=0, rows=0, row_bytes=0):
+    head = b"TPRX" + u16(1) + u8(kind) + u8(0) + u32(block) + u32(ident)
+    head += u64(first) + u32(rows) + u32(row_bytes)
+    head += u64(len(payload)) + u64(xxh3(payload))
+    return head + u64(xxh3(head)) + payload
+
+
+def row_run(step, begin, end, row_bytes):
+    return bytes((step * i + 3) & 0xFF
+                 for i in range(begin * row_bytes, end * row_bytes))
+
+
+def row_piece(block, slot, begin, end, row_bytes, step):
+    return piece(5, row_run(step, begin, end, row_bytes), block, slot, begin,
+                 end - begin, row_bytes)
+
+
+box_header = data(b"s\x00id") + u64(7) + data(b"model") + FINGERPRINT
+box_header += data(b"fields") + data(b"layout") + u32(16) + u32(2)
+box_header += u32(4) + u32(1) + u32(6) + u32(2) + u64(20) + u64(18) + u64(2)
+
+box_manifest = u8(2) + i64(1111) + i64(2222) + i64(3333)
+box_manifest += data(b"cpu/x") + data(b"me")
+box_manifest += u32(2) + data(b"a") + data(b"1") + data(b"b") + data(b"")
+box_manifest += data(provenance(((0, 10, 1), (10, 18, 2)))
+                     + floors(((12, 4, 7),)))
+box_manifest += u32(1) + operation(b"op1", 5, 100)
+box_manifest += u32(3) + u8(1) + u32(0) + u64(3) + u8(1) + u32(5) + u64(0)
+box_manifest += u8(2) + u32(0) + u64(5)
+box_manifest += u32(1) + u32(9) + u32(5) + u64(16) + u64(18)
+
+box_tokens = b"".join(map(u32, range(100, 120)))
+box_tokens += spans(((2, 5, 0, b"adapter"), (6, 9, 1, b"im\x00age")))
+
+box_blocks = [
+    row_piece(0, 0, 0, 16, 4, 7) + row_piece(0, 1, 0, 8, 6, 11),
+    row_piece(1, 0, 16, 18, 4, 7) + row_piece(1, 1, 8, 9, 6, 11),
+]
+box_outline = piece(1, box_header) + piece(2, box_manifest)
+box_outline += piece(3, box_tokens, rows=20)
+box_outline += piece(4, u64(0) + u64(len(box_blocks[0]))
+                     + u64(sum(map(len, box_blocks))))
+box_tail = piece(6, b"wit", 1, 0) + piece(6, b"", 1, 5) + piece(6, b"state", 2)
+box_tail += piece(7, row_run(5, 16, 18, 5), 0, 9, 16, 2, 5)
+
+link = b""
+for part in (box_outline, *box_blocks, box_tail):
+    link = hashlib.blake2b(link + part, digest_size=32).digest()
+golden("container",
+       box_outline + b"".join(box_blocks) + box_tail + piece(8, link))
+
 print("# SPDX-License-Identifier: Apache-2.0")
 print("# Written by generate.py; never by hand.")
 for name, value in GOLDEN:

@@ -42,9 +42,8 @@ absl::StatusOr<Function*> Find(void* plugin, const char* name) {
   return function;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
+// The plugin, of this release.
+absl::StatusOr<void*> Plugin() {
   static const absl::StatusOr<void*> plugin = LoadPlugin();
   TORPOR_RETURN_IF_ERROR(plugin.status());
   TORPOR_ASSIGN_OR_RETURN(
@@ -55,9 +54,37 @@ absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
         absl::StrFormat("CUDA plugin: got interface %d, wanted %d", interface(),
                         kTorporCudaInterface));
   }
+  return *plugin;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(int device,
+                                                    uint64_t memory_bytes) {
+  TORPOR_ASSIGN_OR_RETURN(const std::vector<CudaDevice> devices, CudaDevices());
+  if (device < 0 || static_cast<size_t>(device) >= devices.size()) {
+    return absl::UnavailableError(
+        absl::StrFormat("cuda:%d: there are %d devices, counted from 0", device,
+                        devices.size()));
+  }
+  TORPOR_ASSIGN_OR_RETURN(void* plugin, Plugin());
+  TORPOR_ASSIGN_OR_RETURN(TorporCudaOpsFn * open,
+                          Find<TorporCudaOpsFn>(plugin, "torpor_cuda_ops"));
+  std::array<char, 256> error{};
+  void* ops =
+      open(device, memory_bytes, error.data(), static_cast<int>(error.size()));
+  if (ops == nullptr) {
+    return absl::UnavailableError(
+        absl::StrFormat("cuda:%d: %s", device, error.data()));
+  }
+  return std::shared_ptr<Ops>(static_cast<Ops*>(ops));
+}
+
+absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
+  TORPOR_ASSIGN_OR_RETURN(void* plugin, Plugin());
   TORPOR_ASSIGN_OR_RETURN(
       TorporCudaDevicesFn * list,
-      Find<TorporCudaDevicesFn>(*plugin, "torpor_cuda_devices"));
+      Find<TorporCudaDevicesFn>(plugin, "torpor_cuda_devices"));
   std::array<TorporCudaDevice, 64> found{};
   std::array<char, 256> error{};
   const int n = list(found.data(), static_cast<int>(found.size()), error.data(),

@@ -9,10 +9,12 @@
 #define TORPOR_KERNELS_CUDA_DEVICES_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/ops.h"
 
 namespace torpor::kernels {
 
@@ -27,6 +29,11 @@ struct CudaDevice {
 // library path, no driver, no device; kFailedPrecondition for a plugin of
 // another release.
 absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
+
+// The backend on a device, by its number; it holds `memory_bytes` of its memory
+// at most. As CudaDevices, and kUnavailable when the device cannot be used.
+absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(int device,
+                                                    uint64_t memory_bytes);
 
 }  // namespace torpor::kernels
 

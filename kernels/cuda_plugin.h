@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface between programs and libtorpor_cuda.so.
+// The interface between programs and libtorpor_cuda.so.
 
 #ifndef TORPOR_KERNELS_CUDA_PLUGIN_H_
 #define TORPOR_KERNELS_CUDA_PLUGIN_H_
@@ -10,7 +10,7 @@
 extern "C" {
 
 // Raised with every change of this file.
-inline constexpr int kTorporCudaInterface = 1;
+inline constexpr int kTorporCudaInterface = 2;
 
 struct TorporCudaDevice {
   char name[256];
@@ -25,6 +25,11 @@ using TorporCudaInterfaceFn = int();
 // runtime's text in `error` (NUL-terminated, at most `error_size` bytes).
 using TorporCudaDevicesFn = int(TorporCudaDevice* devices, int max, char* error,
                                 int error_size);
+// A new torpor::kernels::Ops on a device, which the caller deletes; null with a
+// text in `error`, likewise. Program and plugin are of one build: both have the
+// same class. `memory_bytes`: device memory that it holds at most.
+using TorporCudaOpsFn = void*(int device, uint64_t memory_bytes, char* error,
+                              int error_size);
 }
 
 #endif  // TORPOR_KERNELS_CUDA_PLUGIN_H_

@@ -7,7 +7,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <cstring>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "kernels/ops_cuda.h"
 
 extern "C" {
 
@@ -34,5 +37,23 @@ __attribute__((visibility("default"))) int torpor_cuda_devices(
   std::snprintf(error, static_cast<size_t>(error_size), "%s",
                 cudaGetErrorString(status));
   return -1;
+}
+
+__attribute__((visibility("default"))) void* torpor_cuda_ops(
+    int device, uint64_t memory_bytes, char* error, int error_size) {
+  cudaDeviceProp properties;
+  const cudaError_t status = cudaGetDeviceProperties(&properties, device);
+  std::string text = cudaGetErrorString(status);
+  if (status == cudaSuccess) {
+    auto ops = torpor::kernels::MakeCudaOps(
+        {.device = device,
+         .name = absl::StrFormat("cuda/sm_%d%d", properties.major,
+                                 properties.minor),
+         .memory_bytes = memory_bytes});
+    if (ops.ok()) return ops->release();
+    text = std::string(ops.status().message());
+  }
+  std::snprintf(error, static_cast<size_t>(error_size), "%s", text.c_str());
+  return nullptr;
 }
 }

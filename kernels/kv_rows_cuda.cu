@@ -74,12 +74,15 @@ void KvRowsKernel(KvRowsParams p, bool aligned) {
   if (tile.group < 0) return;
   const KvRowSegment segment = segments[tile.group];
   const int64_t steps = p.shape.row_elements() / kN;
-  for (int64_t i = threadIdx.x; i < tile.n_rows * 2 * steps; i += kThreads) {
-    const int64_t row = tile.row + i / (2 * steps);
-    const bool is_v = i / steps % 2 == 1;
+  const int planes = p.k != nullptr && p.v != nullptr ? 2 : 1;
+  for (int64_t i = threadIdx.x; i < tile.n_rows * planes * steps;
+       i += kThreads) {
+    const int64_t row = tile.row + i / (planes * steps);
+    const bool is_v = planes == 2 ? i / steps % 2 == 1 : p.k == nullptr;
     const int64_t at = i % steps * kN;
-    Row* outside = static_cast<Row*>(is_v ? p.v : p.k) +
-                   (segment.row_begin + row) * p.stride + at;
+    Row* outside =
+        static_cast<Row*>(is_v ? p.v : p.k) +
+        (segment.row_begin + row) * (is_v ? p.v_stride : p.k_stride) + at;
     Kv* inside = InPage<Kv>(p, segment, row, is_v, at);
     if constexpr (kPut) {
       Put(outside, aligned, inside);
@@ -93,11 +96,11 @@ template <typename Row, typename Kv, bool kPut>
 int Launch(const KvRowsParams& p, CudaStream stream) {
   if (p.n_rows == 0) return 0;
   constexpr uintptr_t kBytes = sizeof(Row) * kStep<Row, Kv>;
+  constexpr auto kElements = static_cast<int64_t>(kBytes / sizeof(Row));
   const bool aligned = reinterpret_cast<uintptr_t>(p.k) % kBytes == 0 &&
                        reinterpret_cast<uintptr_t>(p.v) % kBytes == 0 &&
-                       p.stride * static_cast<int64_t>(sizeof(Row)) %
-                               static_cast<int64_t>(kBytes) ==
-                           0;
+                       p.k_stride % kElements == 0 &&
+                       p.v_stride % kElements == 0;
   const auto blocks =
       static_cast<unsigned>(device::TilesAtMost(p.n_rows, p.n_segments, kRows));
   return TORPOR_LAUNCH((KvRowsKernel<Row, Kv, kPut>), blocks, kThreads, 0,

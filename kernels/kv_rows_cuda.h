@@ -31,12 +31,14 @@ struct KvRowSegment {
 
 struct KvRowsParams {
   KvShape shape;
-  // [rows, n_kv_heads, head_dim] of `rows_dtype` each, `stride` elements from
-  // row to row: K and V may lie side by side. Written by GetKvRowsCuda.
+  // [rows, n_kv_heads, head_dim] of `rows_dtype` each, strides in elements from
+  // row to row: K and V may lie side by side, and null leaves one alone.
+  // Written by GetKvRowsCuda.
   void* k = nullptr;
+  int64_t k_stride = 0;
   void* v = nullptr;
+  int64_t v_stride = 0;
   DType rows_dtype = DType::kF32;
-  int64_t stride = 0;
   const KvRowSegment* segments = nullptr;
   int64_t n_segments = 0;
   // Of all segments together.

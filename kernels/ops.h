@@ -81,6 +81,9 @@ class Ops {
   virtual void ToBf16(const ToBf16Params& params) = 0;
   virtual void Attention(const AttentionParams& params) = 0;
 
+  // Whether it has the ops that follow, those of models whose rows are records.
+  // Without them each is an error that sticks (dense_ops.h).
+  [[nodiscard]] virtual bool has_record_ops() const { return true; }
   virtual void ScatterRows(const ScatterRowsParams& params) = 0;
   virtual void GroupedGemm(const GroupedGemmParams& params) = 0;
   virtual void RopeTail(const RopeTailParams& params) = 0;
@@ -151,7 +154,7 @@ class Buffer {
     if (n > capacity_) {
       Drop();
       data_ = static_cast<T*>(ops_->Allocate(n * sizeof(T)));
-      capacity_ = n;
+      capacity_ = data_ == nullptr ? 0 : n;
     }
     size_ = n;
   }

@@ -15,14 +15,14 @@ namespace torpor::kernels {
 
 // out[i] = table[ids[i]] * scale, in f32.
 struct EmbedRowsParams {
-  // [vocab, dim] of `dtype`, of any alignment.
+  // [vocab, dim] of `dtype`; on the CPU of any alignment.
   const uint8_t* table = nullptr;
   DType dtype = DType::kF32;
-  int64_t dim = 0;
-  float scale = 1.0f;
   // [n_rows], the host's; each below the vocabulary.
   const uint32_t* ids = nullptr;
   int64_t n_rows = 0;
+  int64_t dim = 0;
+  float scale = 1.0f;
   // [n_rows, dim] f32.
   float* out = nullptr;
 };

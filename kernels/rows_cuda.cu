@@ -35,9 +35,9 @@ TORPOR_DEVICE_ONLY inline void ForQuads(int64_t n_rows, int64_t dim, Use use) {
 TORPOR_KERNEL(kQuadThreads)
 void EmbedRowsKernel(EmbedRowsParams p, bool table_aligned, bool out_aligned) {
   ForQuads(p.n_rows, p.dim, [&](int64_t row, int64_t i, int64_t n) {
-    Quad q = LoadQuad(p.table, p.table_dtype,
-                      static_cast<int64_t>(p.ids[row]) * p.dim + i, n,
-                      table_aligned);
+    Quad q =
+        LoadQuad(p.table, p.dtype, static_cast<int64_t>(p.ids[row]) * p.dim + i,
+                 n, table_aligned);
     for (float& v : q.v) v *= p.scale;
     StoreQuad(q, p.out + row * p.dim + i, n, out_aligned);
   });
@@ -93,7 +93,7 @@ int EmbedRowsCuda(const EmbedRowsParams& params, CudaStream stream) {
   return TORPOR_LAUNCH(
       EmbedRowsKernel, device::BlocksFor(quads, kQuadThreads), kQuadThreads, 0,
       stream, params,
-      device::QuadsAligned(params.table, params.table_dtype, params.dim),
+      device::QuadsAligned(params.table, params.dtype, params.dim),
       device::QuadsAligned(params.out, params.dim));
 }
 

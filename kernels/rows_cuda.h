@@ -14,22 +14,12 @@
 #include <cstdint>
 
 #include "kernels/cuda_stream.h"
-#include "kernels/gemm.h"
+#include "kernels/row_moves.h"
 
 namespace torpor::kernels {
 
-// out[i] = table[ids[i]] * scale.
-struct EmbedRowsParams {
-  // [vocab_size, dim] of `table_dtype`.
-  const void* table = nullptr;
-  DType table_dtype = DType::kF32;
-  // [n_rows], each below vocab_size: the caller has checked.
-  const uint32_t* ids = nullptr;
-  int64_t n_rows = 0;
-  int64_t dim = 0;
-  float scale = 1.0f;
-  float* out = nullptr;  // [n_rows, dim]
-};
+// kernels/row_moves.h; `ids` too is a device pointer. The table is aligned to
+// an element.
 int EmbedRowsCuda(const EmbedRowsParams& params, CudaStream stream);
 
 struct IndexedRowsParams {

@@ -28,6 +28,9 @@ struct KernelCall {
   const void* call = nullptr;
   // Kernels may read their arguments there, not write them.
   size_t call_bytes = 0;
+  // For those that run later.
+  const void* (*clone)(const void* call) = nullptr;
+  void (*destroy)(const void* call) = nullptr;
 };
 
 // Runs every block, then returns. 0, or CUDA's number of the nearest error:
@@ -39,24 +42,36 @@ int Run(const Grid& grid, const KernelCall& call);
 inline constexpr int kLaunchConfigurationError = 9;
 inline constexpr int kLaunchFailure = 719;
 
+// Gives the stream a launch; without one it runs now, and the answer is this
+// launch's own.
+int Submit(CudaStream stream, const Grid& grid, const KernelCall& call);
+
 template <typename... Params>
 struct BoundKernel {
   void (*kernel)(Params...);
   std::tuple<Params...> params;
 
-  static void Invoke(const void* self) {
-    const auto* bound = static_cast<const BoundKernel*>(self);
-    std::apply(bound->kernel, bound->params);
+  static const BoundKernel& Of(const void* self) {
+    return *static_cast<const BoundKernel*>(self);
   }
+  static void Invoke(const void* self) {
+    std::apply(Of(self).kernel, Of(self).params);
+  }
+  static const void* Clone(const void* self) {
+    return new BoundKernel(Of(self));
+  }
+  static void Destroy(const void* self) { delete &Of(self); }
 };
 
 template <typename... Params, typename... Args>
 int Launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
-           size_t shared_bytes, CudaStream /*stream*/, Args&&... args) {
-  const BoundKernel<Params...> bound{kernel, {static_cast<Params>(args)...}};
-  return Run(
+           size_t shared_bytes, CudaStream stream, Args&&... args) {
+  using Bound = BoundKernel<Params...>;
+  const Bound bound{kernel, {static_cast<Params>(args)...}};
+  return Submit(
+      stream,
       {name, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes},
-      {&BoundKernel<Params...>::Invoke, &bound, sizeof(bound)});
+      {&Bound::Invoke, &bound, sizeof(bound), &Bound::Clone, &Bound::Destroy});
 }
 
 }  // namespace torpor::kernels::emulation

@@ -97,6 +97,10 @@ class V41Model final : public DeepSeekV41 {
     return kMaxRows * (static_cast<uint64_t>(row) * sizeof(float) + keys);
   }
 
+  absl::Status Settle() override {
+    const absl::Status status = ops_.Finish();
+    return absl::IsUnavailable(status) ? status : absl::OkStatus();
+  }
   std::unique_ptr<Sequence> NewSequence() override {
     return std::make_unique<RecordCache>(&ops_, layout_, kMaxRows);
   }
@@ -176,9 +180,9 @@ class V41Model final : public DeepSeekV41 {
     }
     ops_.EmbedRows({.table = w_.embedding.get(),
                     .dtype = w_.embedding_dtype,
-                    .dim = c_.hidden_size,
                     .ids = segment.ids.data(),
                     .n_rows = static_cast<int64_t>(run.n),
+                    .dim = c_.hidden_size,
                     .out = out->row(run.row)});
     return absl::OkStatus();
   }
@@ -330,6 +334,10 @@ absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
   auto host = std::make_shared<kernels::CpuOps>(options.isa, options.n_threads);
   std::shared_ptr<kernels::Ops> ops = options.ops;
   if (ops == nullptr) ops = host;
+  if (!ops->has_record_ops()) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "DeepSeek V4.1: the backend %s has no ops for records", ops->name()));
+  }
   TORPOR_ASSIGN_OR_RETURN(Weights weights,
                           LoadWeights(config, tensors, engram_json, compute,
                                       host.get(), ops.get()));

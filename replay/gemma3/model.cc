@@ -91,6 +91,10 @@ class Gemma3Model final : public Model {
     return kMaxRows * static_cast<uint64_t>(row) * 4;
   }
 
+  absl::Status Settle() override {
+    const absl::Status status = ops_.Finish();
+    return absl::IsUnavailable(status) ? status : absl::OkStatus();
+  }
   std::unique_ptr<Sequence> NewSequence() override {
     return std::make_unique<KvCache>(&ops_, kv_layers_, kMaxRows);
   }
@@ -154,10 +158,10 @@ class Gemma3Model final : public Model {
       }
       ops_.EmbedRows({.table = w_.embedding.get(),
                       .dtype = w_.embedding_dtype,
-                      .dim = c_.hidden_size,
-                      .scale = w_.embedding_scale,
                       .ids = segment.ids.data(),
                       .n_rows = static_cast<int64_t>(run.n),
+                      .dim = c_.hidden_size,
+                      .scale = w_.embedding_scale,
                       .out = X(run.row)});
     }
     return absl::OkStatus();

@@ -73,9 +73,10 @@ class KvRowsCudaTest : public CudaTest {
                       uint8_t* rows, int64_t v_at) const {
     return {.shape = shape,
             .k = rows,
+            .k_stride = stride,
             .v = rows + v_at * static_cast<int64_t>(DTypeBytes(rows_dtype)),
+            .v_stride = stride,
             .rows_dtype = rows_dtype,
-            .stride = stride,
             .segments = segments_->data(),
             .n_segments = 2,
             .n_rows = kAllRows};

@@ -39,7 +39,7 @@ TEST_F(RowsCudaTest, EmbedRowsReadsAndScales) {
         const DeviceBuffer<uint32_t> rows(ids, "ids");
         const DeviceBuffer<float> out(wanted.size(), "out");
         EXPECT_EQ(EmbedRowsCuda({.table = at.data(),
-                                 .table_dtype = dtype,
+                                 .dtype = dtype,
                                  .ids = rows.data(),
                                  .n_rows = 4,
                                  .dim = dim,

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that move: embeddings, strided copies, K and V into pages and back. The
-// expectations are written out here, element by element.
+// Rows that move: embeddings, strided copies, K and V into pages and back, on
+// every backend. The expectations are written out here, element by element.
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "kernels/cpu_ops.h"
+#include "tests/kernels/emulated_ops.h"
 #include "tests/kernels/kernel_testing.h"
 
 namespace torpor::kernels {
@@ -34,8 +39,8 @@ class Pages {
   }
   void Put(int64_t position, int64_t n, std::span<const float> k,
            std::span<const float> v, int64_t stride) {
-    Buffer<float> device_k(&ops_, k);
-    Buffer<float> device_v(&ops_, v);
+    const Buffer<float> device_k(&ops_, k);
+    const Buffer<float> device_v(&ops_, v);
     ops_.PutKv({.shape = shape_,
                 .pages = pages_.data(),
                 .n_pages = static_cast<int64_t>(pages_.size()),
@@ -77,28 +82,51 @@ std::vector<uint8_t> Bytes(std::span<const float> rows, const KvShape& shape,
   return out;
 }
 
-class RowsTest : public ::testing::TestWithParam<DType> {
+struct RowsCase {
+  const char* backend;
+  DType dtype;
+};
+
+class RowsTest : public ::testing::TestWithParam<RowsCase> {
  protected:
+  [[nodiscard]] DType dtype() const { return GetParam().dtype; }
+
   testing::Random random_;
-  CpuOps ops_{Isa::kPortable, 2};
+  std::optional<EmulatedDevice> device_;
+  std::unique_ptr<Ops> own_ops_ = MakeOps();
+  Ops& ops_ = *own_ops_;
+
+ private:
+  std::unique_ptr<Ops> MakeOps() {
+    const std::string_view backend = GetParam().backend;
+    if (backend == "cpu") return std::make_unique<CpuOps>(Isa::kPortable, 2);
+    device_.emplace(
+        emulation::DeviceControl::Options{.late = backend == "cuda_late"});
+    return EmulatedDevice::NewOps();
+  }
 };
 
 TEST_P(RowsTest, EmbeddingsAreTheTablesRowsTimesTheScale) {
   const int64_t dim = 37;
   const auto values = RandomFloats(random_, 11 * dim);
   const auto halves = ToBf16s(values);
-  const bool narrow = GetParam() == DType::kBf16;
+  const bool narrow = dtype() == DType::kBf16;
   // At an odd address, as in a file.
-  std::vector<uint8_t> table(1 + values.size() * DTypeBytes(GetParam()));
+  std::vector<uint8_t> table(1 + values.size() * DTypeBytes(dtype()));
   std::memcpy(table.data() + 1,
               narrow ? static_cast<const void*>(halves.data()) : values.data(),
               table.size() - 1);
   const std::vector<uint32_t> ids = {10, 0, 3, 3};
   Buffer<float> out(&ops_);
   out.Resize(ids.size() * dim);
-  const auto placed = ops_.Place(std::span<const uint8_t>(table));
-  ops_.EmbedRows({placed.get() + 1, GetParam(), dim, 3.5f, ids.data(),
-                  static_cast<int64_t>(ids.size()), out.data()});
+  const auto placed = ops_.Place(std::span<const uint8_t>(table).subspan(1));
+  ops_.EmbedRows({.table = placed.get(),
+                  .dtype = dtype(),
+                  .ids = ids.data(),
+                  .n_rows = static_cast<int64_t>(ids.size()),
+                  .dim = dim,
+                  .scale = 3.5f,
+                  .out = out.data()});
   std::vector<float> got(out.size());
   ops_.Download(got.data(), out.data(), got.size() * sizeof(float));
   for (size_t i = 0; i < got.size(); ++i) {
@@ -122,7 +150,7 @@ TEST_P(RowsTest, CopiesTouchNothingBetweenRows) {
 }
 
 TEST_P(RowsTest, KeysAndValuesComeBackAsTheyWerePut) {
-  const KvShape shape{GetParam(), 3, 32};
+  const KvShape shape{dtype(), 3, 32};
   const int64_t stride = shape.row_elements() + 5;
   for (const int64_t n : {1, 2, 63, 64, 65, 130}) {
     // A ring of four pages: these positions wrap around it.
@@ -138,7 +166,7 @@ TEST_P(RowsTest, KeysAndValuesComeBackAsTheyWerePut) {
 }
 
 TEST_P(RowsTest, ImportedRowsTouchNoOthers) {
-  const KvShape shape{GetParam(), 2, 16};
+  const KvShape shape{dtype(), 2, 16};
   Pages pages(&ops_, shape, 3);
   const int64_t stride = shape.row_elements();
   const auto k = RandomFloats(random_, static_cast<size_t>(192 * stride));
@@ -250,8 +278,18 @@ TEST(RecordRowsTest, RecordsComeBackFromPagesAndRings) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, RowsTest,
-                         ::testing::Values(DType::kF32, DType::kBf16));
+INSTANTIATE_TEST_SUITE_P(Backends, RowsTest,
+                         ::testing::Values(RowsCase{"cpu", DType::kF32},
+                                           RowsCase{"cpu", DType::kBf16},
+                                           RowsCase{"cuda", DType::kF32},
+                                           RowsCase{"cuda", DType::kBf16},
+                                           RowsCase{"cuda_late", DType::kF32},
+                                           RowsCase{"cuda_late", DType::kBf16}),
+                         [](const ::testing::TestParamInfo<RowsCase>& info) {
+                           return std::string(info.param.backend) +
+                                  (info.param.dtype == DType::kF32 ? "_f32"
+                                                                   : "_bf16");
+                         });
 
 }  // namespace
 }  // namespace torpor::kernels

@@ -142,7 +142,7 @@ class TopKCudaTest : public CudaTest {
   static Lists TopKOfReference(const Rows& rows, int64_t k) {
     Lists out;
     for (const auto& scores : rows.scores) {
-      out.push_back(TopK(scores, k));
+      out.push_back(kernels::TopK(scores, k));
     }
     return out;
   }
@@ -235,7 +235,8 @@ TEST_F(TopKCudaTest, BlocksAndWhatTheyKeepAreTheReferences) {
       const Lists blocks = Candidates(rows, block_size, n_blocks, &kept);
       for (size_t r = 0; r < rows.scores.size(); ++r) {
         std::vector<float> scores = rows.scores[r];
-        EXPECT_EQ(blocks[r], CandidateBlocks(scores, block_size, n_blocks))
+        EXPECT_EQ(blocks[r],
+                  kernels::CandidateBlocks(scores, block_size, n_blocks))
             << "kind " << static_cast<int>(kind) << ", row " << r
             << ", blocks of " << block_size;
         KeepBlocks(blocks[r], block_size, scores);

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA backend as a whole, on the emulator: memory that runs out, a device
+// that is lost, copies that must not overtake each other.
+
+#include "kernels/ops_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "kernels/cpu_ops.h"
+#include "tests/kernels/emulated_ops.h"
+#include "tests/testing/status_matchers.h"
+
+namespace torpor::kernels {
+namespace {
+
+using testing::HasStatus;
+
+std::vector<float> Downloaded(Ops* ops, const Buffer<float>& buffer) {
+  std::vector<float> out(buffer.size());
+  ops->Download(out.data(), buffer.data(), out.size() * sizeof(float));
+  return out;
+}
+
+// x, scaled by its own row's norm, doubled `n` times by adding it to itself.
+std::vector<float> NormAndDouble(Ops* ops, std::span<const float> x, int n) {
+  const auto dim = static_cast<int64_t>(x.size());
+  const std::vector<float> ones(x.size(), 1.0f);
+  const Buffer<float> weight(ops, ones);
+  Buffer<float> y(ops, x);
+  for (int i = 0; i < n; ++i) {
+    const Buffer<float> in(ops, x);
+    ops->RmsNorm({.x = in.data(),
+                  .n_rows = 1,
+                  .dim = dim,
+                  .x_stride = dim,
+                  .weight = weight.data(),
+                  .out = y.data(),
+                  .out_stride = dim,
+                  .sink = RowSink::kAddF32});
+  }
+  return Downloaded(ops, y);
+}
+
+class OpsCudaTest : public ::testing::TestWithParam<bool> {
+ protected:
+  testing::Random random_;
+  EmulatedDevice device_{{.late = GetParam()}};
+};
+
+TEST_P(OpsCudaTest, UploadsOutrunNothing) {
+  // Far more than the pinned memory holds, from one buffer that changes right
+  // after each call: a piece that is filled again too early would show.
+  const auto ops = EmulatedDevice::NewOps();
+  std::vector<std::vector<float>> values;
+  std::vector<Buffer<float>> there;
+  std::vector<float> reused(3001);
+  for (int i = 0; i < 12; ++i) {
+    values.push_back(RandomFloats(random_, reused.size()));
+    std::copy(values.back().begin(), values.back().end(), reused.begin());
+    there.emplace_back(ops.get(), std::span<const float>(reused));
+  }
+  std::fill(reused.begin(), reused.end(), -1.0f);
+  for (size_t i = 0; i < there.size(); ++i) {
+    EXPECT_EQ(Downloaded(ops.get(), there[i]), values[i]) << i;
+  }
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
+  const auto ops = EmulatedDevice::NewOps();
+  CpuOps cpu(Isa::kPortable, 1);
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    const int64_t n = 70;
+    const int64_t k = 48;
+    const auto b = RandomFloats(random_, static_cast<size_t>(n * k));
+    const auto a = RandomFloats(random_, static_cast<size_t>(3 * k));
+    const auto a16 = ToBf16s(a);
+    const PackedMatrix host = PackedMatrix::Pack(b.data(), n, k, dtype);
+    const PackedMatrix there = ops->Place(host);
+    const void* from =
+        dtype == DType::kF32 ? static_cast<const void*>(a.data()) : a16.data();
+    Buffer<uint8_t> device_a(ops.get());
+    device_a.Resize(a.size() * DTypeBytes(dtype));
+    ops->Upload(device_a.data(), from, device_a.size());
+    Buffer<float> c(ops.get());
+    c.Resize(static_cast<size_t>(3 * n));
+    ops->Gemm({.a = device_a.data(), .n_rows = 3, .b = &there, .c = c.data()});
+    std::vector<float> wanted(c.size());
+    cpu.Gemm({.a = from, .n_rows = 3, .b = &host, .c = wanted.data()});
+    EXPECT_TRUE(Near(Downloaded(ops.get(), c), wanted, 1e-5));
+  }
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
+  const auto ops = EmulatedDevice::NewOps();
+  const KvShape shape{DType::kF32, 1, 16};
+  std::vector<uint8_t*> pages;
+  for (int i = 0; i < 3; ++i) pages.push_back(ops->NewPage(shape));
+  const auto rows = RandomFloats(random_, 192 * 16);
+  const std::span<const uint8_t> bytes(
+      reinterpret_cast<const uint8_t*>(rows.data()), rows.size() * 4);
+  const KvRowBytes place{shape, pages.data(), 3, 0, 192, true};
+  const auto x = RandomFloats(random_, 512);
+  const std::vector<float> alone = NormAndDouble(ops.get(), x, 5);
+
+  std::atomic<bool> imported{false};
+  std::thread loader([&] {
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(ops->ImportKv(place, bytes).ok());
+    }
+    imported.store(true);
+  });
+  do {
+    EXPECT_EQ(NormAndDouble(ops.get(), x, 5), alone);
+  } while (!imported.load());
+  loader.join();
+  std::vector<uint8_t> back(bytes.size());
+  ASSERT_TRUE(ops->ExportKv(place, back).ok());
+  EXPECT_TRUE(std::equal(back.begin(), back.end(), bytes.begin()));
+  for (uint8_t* page : pages) ops->Free(page);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
+  const auto ops = EmulatedDevice::NewOps();
+  const KvShape shape{DType::kF32, 1, 16};
+  uint8_t* page = ops->NewPage(shape);
+  const auto k = RandomFloats(random_, 16);
+  const auto v = RandomFloats(random_, 16);
+  {
+    const Buffer<float> device_k(ops.get(), k);
+    const Buffer<float> device_v(ops.get(), v);
+    ops->PutKv(
+        {shape, &page, 1, 5, 1, device_k.data(), 16, device_v.data(), 16});
+  }
+  std::vector<float> got(16);
+  ASSERT_TRUE(
+      ops->ExportKv({shape, &page, 1, 5, 1, false},
+                    std::span(reinterpret_cast<uint8_t*>(got.data()), 64))
+          .ok());
+  EXPECT_EQ(got, v);
+  ops->Free(page);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
+  const auto ops = EmulatedDevice::NewOps();
+  const auto x = RandomFloats(random_, 512);
+  const std::vector<float> wanted = NormAndDouble(ops.get(), x, 2);
+  ASSERT_TRUE(ops->Finish().ok());
+  device_.control().SetMemoryBytes(device_.control().bytes_allocated() + 3000);
+  NormAndDouble(ops.get(), x, 2);
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted,
+                        "2048 bytes of device memory"));
+  device_.control().SetMemoryBytes(UINT64_MAX);
+  EXPECT_EQ(NormAndDouble(ops.get(), x, 2), wanted);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
+  const auto ops = EmulatedDevice::NewOps();
+  const KvShape shape{DType::kF32, 1, 16};
+  device_.control().SetMemoryBytes(0);
+  uint8_t* page = ops->NewPage(shape);
+  EXPECT_EQ(page, nullptr);
+  const std::vector<uint8_t> row(64);
+  EXPECT_THAT(ops->ImportKv({shape, &page, 1, 0, 1, true}, row),
+              HasStatus(absl::StatusCode::kResourceExhausted,
+                        "no room"));
+  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
+                                       "no room"));
+}
+
+TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
+  const auto ops = EmulatedDevice::NewOps();
+  const auto x = RandomFloats(random_, 512);
+  device_.control().LoseDevice();
+  NormAndDouble(ops.get(), x, 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(ops->Finish(),
+                HasStatus(absl::StatusCode::kUnavailable,
+                          "illegal memory access"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "late" : "at_once";
+                         });
+
+TEST(MakeCudaOpsTest, ADeviceThatIsNotThereIsRefused) {
+  const EmulatedDevice device;
+  const auto ops = MakeCudaOps({.device = 3});
+  EXPECT_THAT(ops.status(), HasStatus(absl::StatusCode::kUnavailable,
+                                      "device"));
+}
+
+}  // namespace
+}  // namespace torpor::kernels

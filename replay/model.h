@@ -130,6 +130,11 @@ class Model {
   [[nodiscard]] virtual uint64_t SequenceBytes(uint64_t n_tokens) const = 0;
   [[nodiscard]] virtual uint64_t WorkBytes() const = 0;
 
+  // Ends what an interrupted forward left behind: waits for it, forgets its
+  // error, takes back the memory of sequences that are gone. kUnavailable when
+  // the device is lost.
+  virtual absl::Status Settle() { return absl::OkStatus(); }
+
   virtual std::unique_ptr<Sequence> NewSequence() = 0;
 
   // Runs a ragged batch. `logits[i]` receives segment i's rows, [rows, vocab]

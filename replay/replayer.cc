@@ -35,6 +35,7 @@ class CpuReplayer final : public Replayer {
   absl::StatusOr<std::vector<ReplayResult>> Rebuild(
       std::span<const ReplayJob> jobs,
       const std::function<bool()>& cancelled) override {
+    TORPOR_RETURN_IF_ERROR(model_->Settle());
     std::vector<ReplayResult> results(jobs.size());
     std::vector<std::unique_ptr<Sequence>> sequences;
     for (size_t i = 0; i < jobs.size(); ++i) {
@@ -49,6 +50,7 @@ class CpuReplayer final : public Replayer {
                               ExportWindow(model_->layout(), *sequences[i],
                                            jobs[i].plan->resume_at));
       results[i].window.logits = std::move(logits);
+      results[i].numerics_id = model_->numerics_id();
       results[i].times.bytes_read = loader.bytes(i);
       results[i].times.read_us = loader.microseconds(i);
     }

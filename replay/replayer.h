@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -69,6 +70,10 @@ struct ReplayTimes {
 struct ReplayResult {
   WindowState window;
   ReplayTimes times;
+  // Of the model that ran it.
+  std::string numerics_id;
+  // Why it did not run where the model is; empty as a rule.
+  std::string fallback_reason;
 };
 
 class Replayer {

@@ -6,6 +6,7 @@
 #ifndef TORPOR_SERVICE_CONFIG_H_
 #define TORPOR_SERVICE_CONFIG_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,6 +19,9 @@ struct DaemonConfig {
   std::string isa = "auto";
   // 0 = one a processor.
   int threads = 0;
+  // Where models run (device.h); device memory a model, 0 = what there is.
+  std::string device = "cpu";
+  uint64_t device_memory_bytes = 0;
   std::string log_level = "info";
 };
 

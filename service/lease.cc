@@ -333,6 +333,8 @@ absl::StatusOr<const replay::WindowState*> Lease::Window(
   verify_us_ += result.verify_us;
   replay_us_ += result.replay_us;
   token_layers_ += result.token_layers;
+  replay_numerics_ = std::move(result.numerics_id);
+  fallback_reason_ = std::move(result.fallback_reason);
   if (plan_.mode == replay::ReplayMode::kCold) {
     v1::TokenReason reason;
     reason.set_tokens(cut_);
@@ -398,6 +400,8 @@ v1::ResumeReceipt Lease::Receipt() {
   receipt.set_exact(plan_.exact && plan_.mode != replay::ReplayMode::kCold);
   receipt.set_rung(rung_);
   receipt.set_verdict(static_cast<v1::WitnessVerdict>(report_.verdict));
+  receipt.set_replay_numerics_id(replay_numerics_);
+  receipt.set_fallback_reason(fallback_reason_);
   for (const replay::LayerError& error : report_.layers) {
     v1::LayerError* e = receipt.add_errors();
     e->set_layer(error.layer);

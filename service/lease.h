@@ -106,6 +106,8 @@ class Lease {
   replay::WitnessReport report_ ABSL_GUARDED_BY(mu_);
   uint32_t rung_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_read_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string replay_numerics_ ABSL_GUARDED_BY(mu_);
+  std::string fallback_reason_ ABSL_GUARDED_BY(mu_);
   uint64_t bytes_sent_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t queue_us_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t read_us_ ABSL_GUARDED_BY(mu_) = 0;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "replay/fallback_replayer.h"
 #include "replay/families.h"
 #include "service/convert.h"
 
@@ -81,6 +82,7 @@ v1::ModelState RegisteredModel::ToProto() const {
   }
   state.add_executors("engine");
   state.set_daemon_executor_reason(no_replay_reason);
+  state.set_device_reason(device_reason);
   state.set_model_dir(model_dir);
   return state;
 }
@@ -91,15 +93,9 @@ absl::Status ModelRegistry::FromDirectory(const v1::RegisterRequest& request,
                           replay::ReadModelConfig(request.model_dir()));
   TORPOR_ASSIGN_OR_RETURN(const bool runs, replay::HasForward(config));
   if (runs) {
-    TORPOR_ASSIGN_OR_RETURN(
-        std::unique_ptr<replay::Model> model,
-        replay::LoadModel(request.model_dir(), {.isa = options_.isa,
-                                                .n_threads = options_.n_threads,
-                                                .kv_dtype = out->kv_dtype}));
-    out->layout = model->layout();
-    out->fingerprint = model->fingerprint();
-    out->model = std::move(model);
-    out->replayer = replay::MakeCpuReplayer(out->model.get());
+    TORPOR_RETURN_IF_ERROR(LoadForward(request, out));
+    out->layout = out->model->layout();
+    out->fingerprint = out->model->fingerprint();
     return absl::OkStatus();
   }
   TORPOR_ASSIGN_OR_RETURN(out->layout,
@@ -119,6 +115,37 @@ absl::Status ModelRegistry::FromDirectory(const v1::RegisterRequest& request,
       "plan-only: no forward of '%s' is in this build, so only an engine can "
       "replay this model",
       out->layout.family);
+  return absl::OkStatus();
+}
+
+absl::Status ModelRegistry::LoadForward(const v1::RegisterRequest& request,
+                                        RegisteredModel* out) const {
+  const replay::ModelOptions on_cpu{.isa = options_.isa,
+                                    .n_threads = options_.n_threads,
+                                    .kv_dtype = out->kv_dtype};
+  const auto load_cpu = [dir = request.model_dir(), on_cpu] {
+    return replay::LoadModel(dir, on_cpu);
+  };
+  if (options_.open_device) {
+    replay::ModelOptions on_device = on_cpu;
+    TORPOR_ASSIGN_OR_RETURN(on_device.ops, options_.open_device());
+    auto model = replay::LoadModel(request.model_dir(), on_device);
+    if (model.ok()) {
+      out->model = *std::move(model);
+      out->replayer = replay::MakeFallbackReplayer(
+          replay::MakeCpuReplayer(out->model.get()), load_cpu,
+          options_.cpu_replay_bytes);
+      out->on_device = true;
+      return absl::OkStatus();
+    }
+    if (!absl::IsResourceExhausted(model.status()) &&
+        !absl::IsUnimplemented(model.status())) {
+      return model.status();
+    }
+    out->device_reason = std::string(model.status().message());
+  }
+  TORPOR_ASSIGN_OR_RETURN(out->model, load_cpu());
+  out->replayer = replay::MakeCpuReplayer(out->model.get());
   return absl::OkStatus();
 }
 

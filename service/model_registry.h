@@ -7,6 +7,7 @@
 #ifndef TORPOR_SERVICE_MODEL_REGISTRY_H_
 #define TORPOR_SERVICE_MODEL_REGISTRY_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "kernels/isa.h"
+#include "kernels/ops.h"
 #include "replay/fingerprint.h"
 #include "replay/model.h"
 #include "replay/model_layout.h"
@@ -39,7 +41,12 @@ struct RegisteredModel {
   // Null when the daemon cannot run it; then the reason says why.
   std::shared_ptr<replay::Model> model;
   std::unique_ptr<replay::Replayer> replayer;
+  // Its sequences stand in a device's memory, which refuses what it cannot
+  // hold.
+  bool on_device = false;
   std::string no_replay_reason;
+  // Why it runs on the CPU although there is a device.
+  std::string device_reason;
 
   [[nodiscard]] store::RecordLayout record_layout() const;
   [[nodiscard]] v1::ModelState ToProto() const;
@@ -48,6 +55,10 @@ struct RegisteredModel {
 struct ModelRegistryOptions {
   kernels::Isa isa = kernels::Isa::kPortable;
   int n_threads = 1;
+  // What a replay may take on the CPU that found no room on the device.
+  uint64_t cpu_replay_bytes = uint64_t{2} << 30;
+  // A backend for one more model on the daemon's device; null = the CPU.
+  std::function<absl::StatusOr<std::shared_ptr<kernels::Ops>>()> open_device;
 };
 
 class ModelRegistry {
@@ -81,6 +92,9 @@ class ModelRegistry {
   // plan-only family needs config.json alone; of a config.json or an inventory.
   absl::Status FromDirectory(const v1::RegisterRequest& request,
                              RegisteredModel* out) const;
+  // The model, and what replays it: on the device where it runs and fits there.
+  absl::Status LoadForward(const v1::RegisterRequest& request,
+                           RegisteredModel* out) const;
   static absl::Status FromDescription(const v1::RegisterRequest& request,
                                       RegisteredModel* out);
 

@@ -57,7 +57,9 @@ size_t ReplayExecutor::waiting() const {
 absl::StatusOr<ReplayOutcome> ReplayExecutor::Run(
     ReplayRequest request, const std::function<bool()>& cancelled) {
   auto job = std::make_shared<Job>();
-  job->memory = request.model->replayer->MemoryFor(request.plan);
+  if (!request.model->on_device) {
+    job->memory = request.model->replayer->MemoryFor(request.plan);
+  }
   if (job->memory > options_.memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "replay of %d tokens at %d: takes %d bytes of memory, %d are allowed",

@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "kernels/isa.h"
 #include "service/config.h"
+#include "service/device.h"
 #include "service/grpc_lifetime.h"
 #include "service/log.h"
 #include "service/server.h"
@@ -33,6 +34,7 @@ struct Flags {
   std::optional<uint64_t> max_bytes;
   std::string isa;
   int threads = 0;
+  std::string device;
   bool insecure_tcp = false;
   std::string log_level;
 };
@@ -49,6 +51,7 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
   if (flags.max_bytes.has_value()) s.store.max_bytes = *flags.max_bytes;
   if (!flags.isa.empty()) config.isa = flags.isa;
   if (flags.threads > 0) config.threads = flags.threads;
+  if (!flags.device.empty()) config.device = flags.device;
   if (flags.insecure_tcp) s.insecure_tcp = true;
   if (!flags.log_level.empty()) config.log_level = flags.log_level;
 
@@ -84,6 +87,12 @@ absl::Status Serve(const Flags& flags) {
   signal(SIGXFSZ, SIG_IGN);
 
   KeepGrpcUp();
+  TORPOR_ASSIGN_OR_RETURN(
+      const Device device,
+      ChooseDevice(config.device, config.device_memory_bytes));
+  config.server.backend.models.open_device = device.open;
+  config.server.backend.models.cpu_replay_bytes =
+      config.server.backend.replay.memory_bytes;
   const ServerOptions& s = config.server;
   const std::string data_dir = s.store.data_dir;
   const std::string isa(kernels::IsaName(s.backend.models.isa));
@@ -94,6 +103,8 @@ absl::Status Serve(const Flags& flags) {
            {{"version", kVersion},
             {"data_dir", data_dir},
             {"listen", absl::StrJoin(server->addresses(), ",")},
+            {"device", device.name},
+            {"device_reason", device.reason},
             {"isa", isa},
             {"threads", std::to_string(threads)}});
   int signal_number = 0;
@@ -125,6 +136,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--isa", flags.isa,
                  "CPU path: auto, portable, avx2, avx512bf16 or amx");
+  app.add_option("--device", flags.device,
+                 "Where models run: cpu (default), cuda:N or auto");
   app.add_option("--threads", flags.threads,
                  "Of replay (default: one a processor)")
       ->check(CLI::NonNegativeNumber);

@@ -101,6 +101,8 @@ class Climber {
     out_.replay_us += outcome.result.times.replay_us;
     out_.bytes_read += outcome.result.times.bytes_read;
     out_.token_layers += out_.plan.token_layers;
+    out_.numerics_id = std::move(outcome.result.numerics_id);
+    out_.fallback_reason = std::move(outcome.result.fallback_reason);
     return std::move(outcome.result.window);
   }
 
@@ -114,8 +116,8 @@ class Climber {
     if (out_.report.verdict == replay::Verdict::kExact) return true;
     const bool bits_promised =
         out_.plan.mode == replay::ReplayMode::kSnapshot ||
-        (out_.plan.exact && in_.model->model != nullptr &&
-         witness.numerics_id == in_.model->model->numerics_id());
+        (out_.plan.exact && !out_.numerics_id.empty() &&
+         witness.numerics_id == out_.numerics_id);
     if (bits_promised) {
       return absl::DataLossError(absl::StrFormat(
           "session '%s' at %d: the rebuilt window differs from its witness "

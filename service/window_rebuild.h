@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -63,6 +64,9 @@ struct Rebuilt {
   // Empty when the plan is cold.
   replay::WindowState window;
   replay::WitnessReport report;
+  // Of the model that replayed last; why it did not where it should have.
+  std::string numerics_id;
+  std::string fallback_reason;
   uint32_t rung = 0;
   uint64_t bytes_read = 0;
   uint64_t token_layers = 0;

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "kernels/isa.h"
 #include "replay/model.h"
+#include "service/device.h"
 
 namespace torpor::service::cli {
 
@@ -21,6 +22,7 @@ struct EngineOptions {
   std::string isa = "auto";
   int n_threads = 0;
   std::string dtype = "native";
+  std::string device = "cpu";
 
   void AddTo(CLI::App* command) {
     command
@@ -29,6 +31,9 @@ struct EngineOptions {
         ->capture_default_str();
     command->add_option("--threads", n_threads,
                         "Threads (default: one a processor)");
+    command
+        ->add_option("--device", device, "Where it runs: cpu, cuda:N or auto")
+        ->capture_default_str();
     command
         ->add_option("--dtype", dtype,
                      "native, or f32 or bf16 for weights and KV alike")
@@ -40,10 +45,15 @@ struct EngineOptions {
     const int threads =
         n_threads > 0 ? n_threads
                       : static_cast<int>(std::thread::hardware_concurrency());
-    return replay::ModelOptions{.isa = parsed,
-                                .n_threads = threads,
-                                .compute_dtype = dtype,
-                                .kv_dtype = dtype};
+    replay::ModelOptions options{.isa = parsed,
+                                 .n_threads = threads,
+                                 .compute_dtype = dtype,
+                                 .kv_dtype = dtype};
+    TORPOR_ASSIGN_OR_RETURN(const Device chosen, ChooseDevice(device, 0));
+    if (chosen.open) {
+      TORPOR_ASSIGN_OR_RETURN(options.ops, chosen.open());
+    }
+    return options;
   }
 };
 

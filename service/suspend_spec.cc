@@ -92,15 +92,11 @@ absl::StatusOr<store::SuspendSpec> SpecOf(const v1::BeginSuspendHeader& header,
       spec.ttl_seconds, SecondsFromProto("ttl_seconds", header.ttl_seconds()));
   spec.labels.insert(header.labels().begin(), header.labels().end());
   if (header.with_snapshot()) {
-    for (const uint32_t index : model.layout.SnapshotSlots()) {
-      const replay::Slot& slot = model.layout.slots[index];
-      const uint64_t first = replay::FirstRowOwed(slot, header.kv_len());
-      // A recurrent state is one row a session.
-      const store::RowRange rows =
-          slot.kind == replay::SlotKind::kRecurrent
-              ? store::RowRange{0, 1}
-              : store::RowRange{first, header.kv_len()};
-      spec.snapshot.push_back({index, slot.row_bytes, rows});
+    for (const replay::SlotRows& rows :
+         replay::WindowRowsAt(model.layout, header.kv_len())) {
+      spec.snapshot.push_back({rows.slot,
+                               model.layout.slots[rows.slot].row_bytes,
+                               {rows.first, rows.end}});
     }
   }
   return spec;

@@ -281,6 +281,12 @@ absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
         model_->replayer->MemoryFor(current));
   }
   *response.mutable_state() = ToProto(stored_->info());
+  // Found by its tokens, it is no session's: the model alone is known.
+  if (header_.session().empty()) {
+    response.mutable_state()->set_model(model_->name);
+    *response.mutable_state()->mutable_fingerprint() =
+        ToProto(model_->fingerprint);
+  }
   for (const replay::Floor& floor : floors_) {
     *response.mutable_state()->add_floors() = ToProto(floor);
   }

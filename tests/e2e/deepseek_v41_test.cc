@@ -96,6 +96,29 @@ TEST_F(DeepSeekV41Test, WakesInTheReleasesFormats) {
   ExpectWakes("release", 79, /*tail=*/true);
 }
 
+// Every turn wakes from the snapshot of the one before; cuts are odd and even.
+TEST_F(DeepSeekV41Test, TurnsGoFromSnapshotToSnapshot) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Succeeds({"model", "add", Directory("plain")});
+  std::vector<std::string> first = {
+      "run",      "--session", "s",          "--model",    "plain",
+      "--tokens", Tokens(77),  "--generate", "18",         "--seed",
+      "7",        "--threads", "1",          "--snapshot", "--no-sleep"};
+  const std::vector<uint32_t> truth = Succeeds(first)["tokens"];
+  first.pop_back();
+  first[8] = "3";
+  std::vector<uint32_t> got = Succeeds(first)["tokens"];
+  for (const char* n : {"4", "5", "6"}) {
+    const json turn =
+        Succeeds({"run", "--session", "s", "--model", "plain", "--generate", n,
+                  "--threads", "1", "--wake", "snapshot", "--snapshot"});
+    EXPECT_EQ(turn["resume"]["receipt"]["mode_used"], "REPLAY_MODE_SNAPSHOT");
+    const std::vector<uint32_t> more = turn["tokens"];
+    got.insert(got.end(), more.begin(), more.end());
+  }
+  EXPECT_EQ(got, truth);
+}
+
 TEST_F(DeepSeekV41Test, DumpWritesLogitsAndWindows) {
   const std::string out = dir().File("out.safetensors");
   const Finished finished =

@@ -40,15 +40,6 @@ struct ModelOptions {
   std::string kv_dtype = "native";
 };
 
-// Rows [begin, end) of a slot; positions for window and full slots.
-struct Rows {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-
-  [[nodiscard]] uint64_t size() const { return end - begin; }
-  friend bool operator==(const Rows&, const Rows&) = default;
-};
-
 // The KV that one token timeline holds in memory.
 class Sequence {
  public:

@@ -200,6 +200,21 @@ std::string_view ComeBackName(ComeBack come_back) {
   return "unknown";
 }
 
+Rows RowsOf(const Slot& slot, uint64_t begin, uint64_t end) {
+  switch (slot.kind) {
+    case SlotKind::kPooled:
+      return {begin / slot.tokens_per_row, end / slot.tokens_per_row};
+    case SlotKind::kRecurrent:
+      return {};
+    case SlotKind::kFull:
+    case SlotKind::kSliding:
+    case SlotKind::kChunked:
+    case SlotKind::kOpenGroup:
+      break;
+  }
+  return {begin, end};
+}
+
 absl::Status ModelLayout::Validate() const {
   if (n_layers == 0 || n_layers > kMaxLayers) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -323,6 +338,8 @@ LayoutFigures FiguresOf(const ModelLayout& layout, uint64_t n_tokens) {
     if (slot.is_window() && slot.come_back != ComeBack::kPersist) {
       figures.snapshot_bytes +=
           std::min(slot.reach() - 1, n_tokens) * slot.row_bytes;
+    } else if (slot.kind == SlotKind::kRecurrent) {
+      figures.snapshot_bytes += slot.row_bytes;
     }
   }
   if (figures.compact_bytes_per_token > 0) {

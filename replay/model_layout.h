@@ -59,7 +59,8 @@ struct Slot {
   uint32_t window = 0;
   // Tokens; chunked only.
   uint32_t chunk = 0;
-  // Pooled and open-group slots: tokens of a group. Else 1.
+  // Pooled and open-group slots: tokens of a group, which is one row of a
+  // pooled slot alone. Else 1.
   uint32_t tokens_per_row = 1;
   // Open-group slots: tokens before the group that its pooling also reads.
   uint32_t overlap_tokens = 0;
@@ -88,6 +89,20 @@ struct Slot {
   friend bool operator==(const Slot&, const Slot&) = default;
 };
 
+// Rows [begin, end) of a slot; positions for window and full slots.
+struct Rows {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  [[nodiscard]] uint64_t size() const { return end - begin; }
+  friend bool operator==(const Rows&, const Rows&) = default;
+};
+
+// Rows of a slot that stand for tokens [begin, end): whole groups of a pooled
+// slot, one a token of any other, an open group included. Of a recurrent state,
+// which stands for no token, none.
+Rows RowsOf(const Slot& slot, uint64_t begin, uint64_t end);
+
 struct ModelLayout {
   // For example "gemma3_text".
   std::string family;
@@ -105,7 +120,8 @@ struct ModelLayout {
   [[nodiscard]] std::vector<uint32_t> CompactSlots() const;
   // Window slots that replay rebuilds, in order.
   [[nodiscard]] std::vector<uint32_t> ReplaySlots() const;
-  // Slots that a snapshot holds: windows, open groups, recurrent states.
+  // Slots that a snapshot holds, in order: those that replay rebuilds, and
+  // those that nothing but a snapshot brings back.
   [[nodiscard]] std::vector<uint32_t> SnapshotSlots() const;
 
   // The largest window or chunk that replay rebuilds; 0 when there is none.
@@ -125,7 +141,8 @@ struct LayoutFigures {
   double draft_bytes_per_token = 0;
   // all / compact; 0 when compact is 0.
   double ratio = 0;
-  // Window rows of one cut at n tokens: sum of min(W - 1, n) x row bytes.
+  // Window rows of one cut at n tokens, sum of min(W - 1, n) x row bytes, and
+  // the states at it.
   uint64_t snapshot_bytes = 0;
   // The shortest bounded replay, and the exact one, in tokens; without logits
   // and not clamped to n. For chunked layers the largest over all cuts, where

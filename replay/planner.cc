@@ -223,6 +223,23 @@ uint64_t FirstRowOwed(const Slot& slot, uint64_t cut) {
   return cut;
 }
 
+Rows RowsHeldAt(const Slot& slot, uint64_t cut) {
+  if (slot.kind == SlotKind::kRecurrent) return {0, 1};
+  const bool at_cut = slot.come_back != ComeBack::kPersist &&
+                      (slot.is_window() || slot.kind == SlotKind::kOpenGroup);
+  return at_cut ? Rows{FirstRowOwed(slot, cut), cut} : RowsOf(slot, 0, cut);
+}
+
+const Slot* SlotOwedBySnapshot(const ModelLayout& layout, uint64_t cut) {
+  for (const Slot& slot : layout.slots) {
+    if (slot.come_back == ComeBack::kSnapshot &&
+        RowsHeldAt(slot, cut).size() > 0) {
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
 absl::StatusOr<ReplayPlan> PlanReplay(const ModelLayout& layout,
                                       const PlanRequest& request) {
   TORPOR_RETURN_IF_ERROR(CheckRequest(layout, request));
@@ -322,14 +339,24 @@ absl::StatusOr<ReplayMode> ChooseMode(const ModelLayout& layout,
   };
   std::vector<Candidate> candidates;
   std::vector<std::string> reasons;
-  if (limits.has_snapshot) {
+  if (limits.has_snapshot && !request.want_logits) {
     PlanRequest asked = request;
     asked.mode = ReplayMode::kSnapshot;
     const absl::StatusOr<ReplayPlan> plan = PlanReplay(layout, asked);
     if (plan.ok()) return ReplayMode::kSnapshot;
     reasons.emplace_back(plan.status().message());
   }
+  const Slot* const owed = limits.has_snapshot
+                               ? nullptr
+                               : SlotOwedBySnapshot(layout, request.resume_at);
+  if (owed != nullptr) {
+    reasons.push_back(absl::StrFormat(
+        "slot '%s' comes back from a snapshot of token %d alone, and there is "
+        "none",
+        owed->name, request.resume_at));
+  }
   for (const ReplayMode mode : {ReplayMode::kBounded, ReplayMode::kExact}) {
+    if (owed != nullptr) break;
     PlanRequest asked = request;
     asked.mode = mode;
     const absl::StatusOr<ReplayPlan> planned = PlanReplay(layout, asked);

@@ -143,13 +143,22 @@ std::optional<TailPrefill> PlanTailPrefill(const ModelLayout& layout,
 // loaded, never owed.
 uint64_t FirstRowOwed(const Slot& slot, uint64_t cut);
 
+// Rows that a session of `cut` tokens holds of a slot: all that stand for its
+// tokens, the window or the open group at the cut, or its one state.
+Rows RowsHeldAt(const Slot& slot, uint64_t cut);
+
+// The first slot of which a session of `cut` tokens holds rows that nothing but
+// a snapshot of that cut brings back; null when there is none.
+const Slot* SlotOwedBySnapshot(const ModelLayout& layout, uint64_t cut);
+
 struct AutoLimits {
   // 0 = none.
   uint64_t max_replay_tokens = 0;
   // 0 = none; a bounded replay that nothing can measure is then not chosen.
   double max_error = 0;
   bool allow_cold = false;
-  // What the session has stored at this cut.
+  // What the session has stored at this cut. A snapshot is not chosen where
+  // logits are wanted, which it cannot give.
   bool has_snapshot = false;
   bool has_witness = false;
 };

@@ -24,6 +24,32 @@ uint64_t Microseconds(std::chrono::steady_clock::time_point since) {
           .count());
 }
 
+std::vector<SlotRows> RowsAt(const ModelLayout& layout,
+                             const std::vector<uint32_t>& slots, uint64_t cut) {
+  std::vector<SlotRows> out;
+  for (const uint32_t slot : slots) {
+    const Rows rows = RowsHeldAt(layout.slots[slot], cut);
+    out.push_back({slot, rows.begin, rows.end, {}});
+  }
+  return out;
+}
+
+absl::StatusOr<WindowState> ExportSlots(const ModelLayout& layout,
+                                        const std::vector<uint32_t>& slots,
+                                        const Sequence& sequence,
+                                        uint64_t cut) {
+  WindowState window;
+  window.resume_at = cut;
+  window.slots = RowsAt(layout, slots, cut);
+  for (SlotRows& rows : window.slots) {
+    rows.bytes.resize((rows.end - rows.first) *
+                      layout.slots[rows.slot].row_bytes);
+    TORPOR_RETURN_IF_ERROR(
+        sequence.ExportRows(rows.slot, {rows.first, rows.end}, rows.bytes));
+  }
+  return window;
+}
+
 class CpuReplayer final : public Replayer {
  public:
   explicit CpuReplayer(Model* model) : model_(model) {}
@@ -46,9 +72,10 @@ class CpuReplayer final : public Replayer {
     TORPOR_RETURN_IF_ERROR(Run(jobs, sequences, &loader, cancelled, &results));
     for (size_t i = 0; i < jobs.size(); ++i) {
       std::vector<float> logits = std::move(results[i].window.logits);
-      TORPOR_ASSIGN_OR_RETURN(results[i].window,
-                              ExportWindow(model_->layout(), *sequences[i],
-                                           jobs[i].plan->resume_at));
+      TORPOR_ASSIGN_OR_RETURN(
+          results[i].window,
+          ExportSlots(model_->layout(), model_->layout().ReplaySlots(),
+                      *sequences[i], jobs[i].plan->resume_at));
       results[i].window.logits = std::move(logits);
       results[i].numerics_id = model_->numerics_id();
       results[i].times.bytes_read = loader.bytes(i);
@@ -142,26 +169,13 @@ std::unique_ptr<Replayer> MakeCpuReplayer(Model* model) {
 }
 
 std::vector<SlotRows> WindowRowsAt(const ModelLayout& layout, uint64_t cut) {
-  std::vector<SlotRows> out;
-  for (const uint32_t slot : layout.ReplaySlots()) {
-    out.push_back({slot, FirstRowOwed(layout.slots[slot], cut), cut, {}});
-  }
-  return out;
+  return RowsAt(layout, layout.SnapshotSlots(), cut);
 }
 
 absl::StatusOr<WindowState> ExportWindow(const ModelLayout& layout,
                                          const Sequence& sequence,
                                          uint64_t cut) {
-  WindowState window;
-  window.resume_at = cut;
-  window.slots = WindowRowsAt(layout, cut);
-  for (SlotRows& rows : window.slots) {
-    rows.bytes.resize((rows.end - rows.first) *
-                      layout.slots[rows.slot].row_bytes);
-    TORPOR_RETURN_IF_ERROR(
-        sequence.ExportRows(rows.slot, {rows.first, rows.end}, rows.bytes));
-  }
-  return window;
+  return ExportSlots(layout, layout.SnapshotSlots(), sequence, cut);
 }
 
 absl::Status ImportWindow(const WindowState& window, Sequence* sequence) {
@@ -178,7 +192,7 @@ absl::StatusOr<uint64_t> LoadSlotRows(const ModelLayout& layout, uint32_t index,
                                       Sequence* sequence,
                                       const std::function<bool()>& cancelled) {
   const Slot& slot = layout.slots[index];
-  const uint64_t n_rows = n_tokens / slot.tokens_per_row;
+  const uint64_t n_rows = RowsOf(slot, 0, n_tokens).size();
   uint64_t bytes = 0;
   std::vector<uint8_t> buffer;
   for (uint64_t row = 0; row < n_rows; row += kRowsPerRead) {

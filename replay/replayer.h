@@ -43,8 +43,8 @@ struct SlotRows {
 // What a session holds beside its compact KV, at one cut.
 struct WindowState {
   uint64_t resume_at = 0;
-  // One entry for each slot that replay rebuilds, in layout order; its rows
-  // end at resume_at.
+  // One entry for each slot that was rebuilt, or that a snapshot brought, in
+  // layout order: its rows at resume_at.
   std::vector<SlotRows> slots;
   // Of row resume_at - 1, [vocab] f32, if the plan was made with logits.
   std::vector<float> logits;
@@ -94,7 +94,9 @@ class Replayer {
 // Over a model on the CPU, which outlives it.
 std::unique_ptr<Replayer> MakeCpuReplayer(Model* model);
 
-// Slots whose window rows a session at `cut` holds, with those rows.
+// Slots of which a session at `cut` holds rows beside its compact KV, with
+// those rows: what a snapshot stores. Replay rebuilds those that come back by
+// it.
 std::vector<SlotRows> WindowRowsAt(const ModelLayout& layout, uint64_t cut);
 
 // The window of a sequence that has run [0, cut).

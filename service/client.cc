@@ -45,13 +45,16 @@ v1::TokenChunk ChunkOf(std::span<const uint32_t> ids) {
 
 uint64_t BytesOf(const SuspendCall& call) {
   uint64_t bytes = 0;
-  for (const OutgoingSlot& slot : call.slots) {
-    bytes += (slot.row_end - slot.row_begin) * slot.row_bytes;
+  for (const auto* slots : {&call.slots, &call.snapshot}) {
+    for (const OutgoingSlot& slot : *slots) {
+      bytes += (slot.row_end - slot.row_begin) * slot.row_bytes;
+    }
   }
   return bytes;
 }
 
-// Sends rows block by block, every slot of a block before the next.
+// Sends rows as the daemon lays them down: compact ones block by block, every
+// slot of a block before the next, then those of a snapshot.
 class RowUploader {
  public:
   RowUploader(const SuspendCall& call, RowOutlet* outlet)
@@ -76,6 +79,9 @@ class RowUploader {
             std::min((at + step) / slot.tokens_per_row, slot.row_end);
         TORPOR_RETURN_IF_ERROR(SendSlot(slot, from, to));
       }
+    }
+    for (const OutgoingSlot& slot : call_.snapshot) {
+      TORPOR_RETURN_IF_ERROR(SendSlot(slot, slot.row_begin, slot.row_end));
     }
     return outlet_.Flush();
   }

@@ -60,6 +60,7 @@ using RowSink = std::function<absl::Status(uint32_t slot, uint64_t begin,
 struct OutgoingSlot {
   uint32_t slot = 0;
   uint32_t row_bytes = 0;
+  // Tokens that a row stands for; of compact slots alone.
   uint32_t tokens_per_row = 1;
   uint64_t row_begin = 0;
   uint64_t row_end = 0;
@@ -69,8 +70,10 @@ struct SuspendCall {
   v1::BeginSuspendHeader header;
   // Tokens after header.tokens_kept().
   std::span<const uint32_t> ids;
-  // Compact slots first, then window slots of a snapshot.
+  // Compact slots; their rows go block by block.
   std::vector<OutgoingSlot> slots;
+  // What a snapshot holds, in layout order; its rows go behind, slot by slot.
+  std::vector<OutgoingSlot> snapshot;
   uint32_t block_size = 0;
   RowSource rows;
   v1::Witness witness;

@@ -207,23 +207,26 @@ absl::Status Lease::MakePlan() {
   const v1::ResumeLimits& limits = header_.limits();
   if (mode == replay::ReplayMode::kAuto) {
     TORPOR_ASSIGN_OR_RETURN(
-        mode, replay::ChooseMode(
-                  model_->layout,
-                  {.resume_at = cut_,
-                   .replay_tokens = limits.replay_tokens(),
-                   .floors = floors_,
-                   .spans = spans_,
-                   .want_logits = header_.want_logits()},
-                  {.max_replay_tokens = limits.max_replay_tokens(),
-                   .max_error = limits.max_error(),
-                   .allow_cold = limits.allow_cold(),
-                   .has_snapshot = has_snapshot && !header_.want_logits(),
-                   .has_witness = info.has_witness() && at_tip}));
+        mode,
+        replay::ChooseMode(model_->layout,
+                           {.resume_at = cut_,
+                            .replay_tokens = limits.replay_tokens(),
+                            .floors = floors_,
+                            .spans = spans_,
+                            .want_logits = header_.want_logits()},
+                           {.max_replay_tokens = limits.max_replay_tokens(),
+                            .max_error = limits.max_error(),
+                            .allow_cold = limits.allow_cold(),
+                            .has_snapshot = has_snapshot,
+                            .has_witness = info.has_witness() && at_tip}));
   }
   if (mode == replay::ReplayMode::kSnapshot && !has_snapshot) {
     return absl::FailedPreconditionError(
         absl::StrFormat("snapshot: session '%s' has none at token %d",
                         header_.session(), cut_));
+  }
+  if (mode != replay::ReplayMode::kCold) {
+    TORPOR_RETURN_IF_ERROR(CheckSnapshotSlots(has_snapshot));
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::ReplayPlan plan,
                           PlanCut(Inputs(), mode, limits.replay_tokens()));
@@ -246,6 +249,29 @@ absl::Status Lease::MakePlan() {
   return absl::OkStatus();
 }
 
+absl::Status Lease::CheckSnapshotSlots(bool has_snapshot) const {
+  const replay::Slot* const owed =
+      replay::SlotOwedBySnapshot(model_->layout, cut_);
+  if (owed == nullptr) return absl::OkStatus();
+  if (!has_snapshot) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "resume: slot '%s' comes back from a snapshot alone, and %s has none "
+        "at token %d; resume cold",
+        owed->name,
+        header_.session().empty()
+            ? "a resume by tokens"
+            : absl::StrFormat("session '%s'", header_.session()),
+        cut_));
+  }
+  if (header_.engine_replays()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "resume: slot '%s' comes back with the window, which engine_replays "
+        "leaves out; resume without it",
+        owed->name));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
   v1::BeginResumeResponse response;
   const replay::ReplayPlan current = plan();
@@ -255,6 +281,12 @@ absl::StatusOr<v1::BeginResumeResponse> Lease::Response() {
         model_->replayer->MemoryFor(current));
   }
   *response.mutable_state() = ToProto(stored_->info());
+  // Found by its tokens, it is no session's: the model alone is known.
+  if (header_.session().empty()) {
+    response.mutable_state()->set_model(model_->name);
+    *response.mutable_state()->mutable_fingerprint() =
+        ToProto(model_->fingerprint);
+  }
   for (const replay::Floor& floor : floors_) {
     *response.mutable_state()->add_floors() = ToProto(floor);
   }

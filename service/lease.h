@@ -78,6 +78,9 @@ class Lease {
   absl::Status CompareWithPrompt(const store::TokenRun& prompt);
   absl::Status TakeCut();
   absl::Status MakePlan();
+  // kFailedPrecondition when a wake that is not cold would lack rows that a
+  // snapshot alone brings back.
+  absl::Status CheckSnapshotSlots(bool has_snapshot) const;
   [[nodiscard]] RebuildInputs Inputs() const;
   void AddReason(uint64_t tokens, std::string reason);
 

@@ -29,7 +29,7 @@ uint64_t BytesToSend(Lease& lease) {
   uint64_t bytes = 0;
   for (const uint32_t index : lease.model()->compact_slots) {
     const replay::Slot& slot = layout.slots[index];
-    bytes += cut / slot.tokens_per_row * slot.row_bytes;
+    bytes += replay::RowsOf(slot, 0, cut).size() * slot.row_bytes;
   }
   for (const replay::SlotRows& rows : replay::WindowRowsAt(layout, cut)) {
     bytes += (rows.end - rows.first) * layout.slots[rows.slot].row_bytes;
@@ -63,7 +63,7 @@ absl::Status RowSender::Send(uint32_t index, replay::Rows rows,
   const uint64_t row_bytes = slot.row_bytes / (sharded ? shard_.n : 1);
   // Whole blocks where they fit: the store verifies by block.
   const uint64_t block_rows =
-      std::max<uint64_t>(1, model_.block_size / slot.tokens_per_row);
+      std::max<uint64_t>(1, replay::RowsOf(slot, 0, model_.block_size).size());
   const uint64_t most =
       std::max<uint64_t>(1, kMaxRowBytesPerMessage / slot.row_bytes);
   for (uint64_t row = rows.begin; row < rows.end;) {
@@ -105,9 +105,9 @@ absl::Status SendCompact(Lease& lease, std::span<const uint32_t> slots,
   const uint64_t us = outlet->transfer_us();
   RowSender sender(*lease.model(), shard, outlet);
   for (const uint32_t index : slots) {
-    const uint64_t per_row = lease.model()->layout.slots[index].tokens_per_row;
+    const replay::Slot& slot = lease.model()->layout.slots[index];
     TORPOR_RETURN_IF_ERROR(
-        sender.Send(index, {begin / per_row, end / per_row},
+        sender.Send(index, replay::RowsOf(slot, begin, end),
                     [&](replay::Rows rows, std::span<uint8_t> out) {
                       return lease.ReadRows(index, rows, out);
                     }));

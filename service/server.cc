@@ -219,6 +219,12 @@ absl::Status Server::Impl::Listen() {
     return absl::UnavailableError(
         "listen: no address could be bound; is one in use?");
   }
+  // Clients may ask for a service by name as well as for the daemon.
+  for (const char* const name : {v1::SessionService::service_full_name(),
+                                 v1::ModelService::service_full_name(),
+                                 v1::AdminService::service_full_name()}) {
+    server->GetHealthCheckService()->SetServingStatus(name, true);
+  }
   for (const std::string& address : options.listen) {
     if (IsUnix(address)) {
       addresses.push_back("unix:" + address.substr(sizeof(kUnixPrefix) - 1));

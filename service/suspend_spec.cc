@@ -51,14 +51,9 @@ absl::Status CheckShards(uint32_t n_shards, const replay::ModelLayout& layout) {
 std::vector<store::SnapshotSlot> SnapshotOf(const replay::ModelLayout& layout,
                                             uint64_t kv_len) {
   std::vector<store::SnapshotSlot> snapshot;
-  for (const uint32_t index : layout.SnapshotSlots()) {
-    const replay::Slot& slot = layout.slots[index];
-    // A recurrent state is one row a session.
-    const store::RowRange rows =
-        slot.kind == replay::SlotKind::kRecurrent
-            ? store::RowRange{0, 1}
-            : store::RowRange{replay::FirstRowOwed(slot, kv_len), kv_len};
-    snapshot.push_back({index, slot.row_bytes, rows});
+  for (const replay::SlotRows& rows : replay::WindowRowsAt(layout, kv_len)) {
+    snapshot.push_back(
+        {rows.slot, layout.slots[rows.slot].row_bytes, {rows.first, rows.end}});
   }
   return snapshot;
 }

@@ -52,11 +52,7 @@ class Climber {
       out_.report = {};
       out_.window = {};
       if (out_.plan.mode == replay::ReplayMode::kCold) return absl::OkStatus();
-      if (out_.plan.mode == replay::ReplayMode::kSnapshot) {
-        TORPOR_ASSIGN_OR_RETURN(out_.window, ReadSnapshot());
-      } else {
-        TORPOR_ASSIGN_OR_RETURN(out_.window, Replay());
-      }
+      TORPOR_ASSIGN_OR_RETURN(out_.window, WholeWindow());
       if (!witness.has_value() || out_.window.slots.empty()) {
         return absl::OkStatus();
       }
@@ -66,18 +62,40 @@ class Climber {
   }
 
  private:
-  absl::StatusOr<replay::WindowState> ReadSnapshot() {
+  // What was replayed, and the rest from the snapshot: in mode snapshot all of
+  // it, else what no replay brings back.
+  absl::StatusOr<replay::WindowState> WholeWindow() {
+    const replay::ModelLayout& layout = in_.model->layout;
     replay::WindowState window;
+    if (out_.plan.mode != replay::ReplayMode::kSnapshot) {
+      TORPOR_ASSIGN_OR_RETURN(window, Replay());
+      if (layout.SnapshotSlots() == layout.ReplaySlots()) return window;
+    }
     window.resume_at = out_.plan.resume_at;
-    window.slots = replay::WindowRowsAt(in_.model->layout, out_.plan.resume_at);
+    std::vector<replay::SlotRows> replayed = std::exchange(
+        window.slots, replay::WindowRowsAt(layout, out_.plan.resume_at));
+    auto next = replayed.begin();
     for (replay::SlotRows& rows : window.slots) {
-      rows.bytes.resize((rows.end - rows.first) *
-                        in_.model->layout.slots[rows.slot].row_bytes);
-      if (rows.first == rows.end) continue;
-      TORPOR_RETURN_IF_ERROR(in_.stored->ReadSnapshot(
-          rows.slot, {rows.first, rows.end}, rows.bytes));
+      if (next != replayed.end() && next->slot == rows.slot) {
+        rows = std::move(*next++);
+      } else {
+        TORPOR_RETURN_IF_ERROR(ReadSnapshot(&rows));
+      }
     }
     return window;
+  }
+
+  // Fills in the bytes of rows that the snapshot holds.
+  absl::Status ReadSnapshot(replay::SlotRows* rows) {
+    const SteadyClock::time_point begin = SteadyClock::now();
+    rows->bytes.resize((rows->end - rows->first) *
+                       in_.model->layout.slots[rows->slot].row_bytes);
+    if (rows->bytes.empty()) return absl::OkStatus();
+    TORPOR_RETURN_IF_ERROR(in_.stored->ReadSnapshot(
+        rows->slot, {rows->first, rows->end}, rows->bytes));
+    out_.bytes_read += rows->bytes.size();
+    out_.read_us += MicrosecondsSince(begin);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<replay::WindowState> Replay() {

@@ -133,6 +133,22 @@ void ReadExperts(ConfigReader* r, Config* c) {
   }
 }
 
+// transformers rotates int(head_dim * factor) elements; here qk_rope_head_dim
+// alone says how many.
+void CheckPartial(const json& object, ConfigReader* r, const Config& c) {
+  constexpr const char* kKey = "partial_rotary_factor";
+  ConfigReader part(object);
+  if (!part.Has(kKey)) return;
+  const double rotated = part.Number(kKey, 0) * static_cast<double>(c.head_dim);
+  const auto wanted = static_cast<double>(c.rope_dim);
+  if (part.status().ok() && !(rotated >= wanted && rotated < wanted + 1)) {
+    part.Fail(absl::InvalidArgumentError(absl::StrFormat(
+        "config key '%s': got %s, wanted qk_rope_head_dim / head_dim, %d / %d",
+        kKey, object.at(kKey).dump(), c.rope_dim, c.head_dim)));
+  }
+  r->Fail(part.status());
+}
+
 void ReadYarn(const json& object, const char* key, ConfigReader* r,
               kernels::YarnParams* yarn) {
   ConfigReader scaling(object);
@@ -176,6 +192,8 @@ void ReadBothRopes(const json& both, ConfigReader* r, Config* c) {
   if (type != "default") Want(&of_main, kKey, type, "default of 'main'");
   r->Fail(of_main.status());
   r->Fail(of_compress.status());
+  CheckPartial(*main, r, *c);
+  CheckPartial(*compress, r, *c);
   ReadYarn(*compress, kKey, r, &c->yarn);
 }
 
@@ -187,6 +205,10 @@ void ReadRopes(ConfigReader* r, Config* c) {
   c->compress_theta = Positive(r, "compress_rope_theta", 160'000.0);
   const json* const scaling = ObjectAt(r, "rope_scaling");
   const json* const parameters = ObjectAt(r, "rope_parameters");
+  CheckPartial(r->object(), r, *c);
+  for (const json* const object : {scaling, parameters}) {
+    if (object != nullptr) CheckPartial(*object, r, *c);
+  }
   if (parameters != nullptr &&
       (parameters->contains("main") || parameters->contains("compress"))) {
     ReadBothRopes(*parameters, r, c);
@@ -236,7 +258,8 @@ void ReadEngram(ConfigReader* r, Config* c) {
                r->Int("engram_n_heads", 8, 1, kMaxHeads),
                r->Int("engram_head_dim", 256, 1, kMaxDim),
                r->Int("engram_vocab_size", 16'000'000, 1, kMany),
-               r->Int("engram_compressed_vocab_size", 0, 1, c->vocab_size)};
+               r->Int("engram_compressed_vocab_size", 0, 1,
+                      std::min(c->vocab_size, kMostCompressedIds))};
   c->engram_pad_id = r->Int(
       r->Has("engram_pad_token_id") ? "engram_pad_token_id" : "engram_pad_id",
       2, 0, c->vocab_size - 1);

@@ -34,6 +34,10 @@ struct LayerConfig {
   int64_t engram = -1;
 };
 
+// Compressed ids of Engram at most: with more, NumPy would draw multipliers by
+// another method than NumpyRandom.
+inline constexpr int64_t kMostCompressedIds = (int64_t{1} << 30) - 1;
+
 struct EngramConfig {
   // Tokens of the longest n-gram; orders 2 .. max_ngram.
   int64_t max_ngram = 0;

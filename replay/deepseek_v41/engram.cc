@@ -2,6 +2,7 @@
 
 #include "replay/deepseek_v41/engram.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -90,7 +91,8 @@ absl::StatusOr<EngramIndex> EngramIndex::Parse(std::string_view text,
   index.shape_ = config.engram;
   ConfigReader reader(file);
   index.compressed_vocab_ =
-      reader.Int("compressed_vocab_size", 0, 1, config.vocab_size);
+      reader.Int("compressed_vocab_size", 0, 1,
+                 std::min(config.vocab_size, kMostCompressedIds));
   index.pad_ = reader.Int("pad_compressed_id", -1, 0, config.vocab_size);
   if (!reader.status().ok()) {
     return absl::InvalidArgumentError(

@@ -54,10 +54,13 @@ std::vector<int64_t> ReadInts(ConfigReader* reader, const char* key,
 // Ratios of all layers; entries of draft layers may follow.
 std::vector<int64_t> ReadRatios(ConfigReader* reader, int64_t n_layers) {
   std::vector<int64_t> ratios = ReadInts(reader, kRatios, 0, kMaxGroup);
-  if (ratios.size() < static_cast<size_t>(n_layers)) {
+  const int64_t n_drafts = ReadDraftLayers(reader);
+  const auto n = static_cast<int64_t>(ratios.size());
+  if (n < n_layers || n > n_layers + n_drafts) {
     reader->Fail(absl::InvalidArgumentError(absl::StrFormat(
-        "config key '%s': got %d entries, wanted one for each of %d layers",
-        kRatios, ratios.size(), n_layers)));
+        "config key '%s': got %d entries, wanted one for each of %d layers, "
+        "and none beyond those of %d draft layers",
+        kRatios, n, n_layers, n_drafts)));
   }
   ratios.resize(static_cast<size_t>(n_layers));
   return ratios;

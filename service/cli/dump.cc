@@ -45,7 +45,7 @@ class HeldRows final : public replay::CompactKvReader {
     for (const uint32_t slot : layout.CompactSlots()) {
       const replay::Slot& s = layout.slots[slot];
       auto& bytes = rows_[slot];
-      const uint64_t n = n_tokens / s.tokens_per_row;
+      const uint64_t n = replay::RowsOf(s, 0, n_tokens).size();
       bytes.resize(n * s.row_bytes);
       if (absl::Status e = sequence.ExportRows(slot, {0, n}, bytes); !e.ok()) {
         *status = e;
@@ -197,8 +197,7 @@ absl::Status AddRows(const replay::Model& model,
   for (uint32_t index = 0; index < layout.slots.size(); ++index) {
     const replay::Slot& slot = layout.slots[index];
     const bool stored = slot.come_back == replay::ComeBack::kPersist;
-    const uint64_t end = stored ? n_tokens / slot.tokens_per_row : n_tokens;
-    const uint64_t first = stored ? 0 : replay::FirstRowOwed(slot, n_tokens);
+    const auto [first, end] = replay::RowsHeldAt(slot, n_tokens);
     std::vector<uint8_t> bytes((end - first) * slot.row_bytes);
     TORPOR_RETURN_IF_ERROR(sequence.ExportRows(index, {first, end}, bytes));
     TORPOR_ASSIGN_OR_RETURN(const std::vector<float> values,

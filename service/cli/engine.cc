@@ -180,20 +180,18 @@ absl::StatusOr<v1::SuspendReceipt> Engine::Sleep(Client* client,
                                : v1::PROVENANCE_APPROXIMATE);
   call.ids = std::span(ids_).subspan(stored_tokens_);
   call.block_size = block_size;
-  const auto add = [&](uint32_t index, uint64_t begin, uint64_t end) {
+  for (const uint32_t index : layout.CompactSlots()) {
     const replay::Slot& slot = layout.slots[index];
-    call.slots.push_back({index, slot.row_bytes, slot.tokens_per_row,
-                          begin / slot.tokens_per_row,
-                          end / slot.tokens_per_row});
-  };
-  for (const uint32_t slot : layout.CompactSlots()) {
-    add(slot, rows_kept, kv_len_);
+    const auto [begin, end] = replay::RowsOf(slot, rows_kept, kv_len_);
+    call.slots.push_back(
+        {index, slot.row_bytes, slot.tokens_per_row, begin, end});
   }
   TORPOR_ASSIGN_OR_RETURN(const replay::WindowState window,
                           replay::ExportWindow(layout, *sequence_, kv_len_));
   if (with_snapshot) {
     for (const replay::SlotRows& rows : window.slots) {
-      add(rows.slot, rows.first, rows.end);
+      call.snapshot.push_back({rows.slot, layout.slots[rows.slot].row_bytes, 1,
+                               rows.first, rows.end});
     }
   }
   call.rows = [&](uint32_t slot, uint64_t begin, uint64_t end,

@@ -5,6 +5,7 @@
 
 #include <iostream>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -22,7 +23,8 @@ struct Options {
 
 absl::StatusOr<v1::BeginResumeResponse> Begin(Client* client,
                                               const Options& options,
-                                              std::span<const uint32_t> ids) {
+                                              std::span<const uint32_t> ids,
+                                              bool engine_replays) {
   const auto context = client->Context();
   v1::BeginResumeResponse response;
   const auto writer = client->sessions().BeginResume(context.get(), &response);
@@ -31,8 +33,7 @@ absl::StatusOr<v1::BeginResumeResponse> Begin(Client* client,
   header->set_session(options.session);
   header->set_model(options.model);
   header->set_mode(v1::REPLAY_MODE_EXACT);
-  // The plan is wanted, not a replay.
-  header->set_engine_replays(true);
+  header->set_engine_replays(engine_replays);
   header->mutable_limits()->set_allow_shorter(true);
   bool writing = writer->Write(message);
   constexpr size_t kIdsPerMessage = 65'536;
@@ -62,8 +63,15 @@ absl::Status Explain(const Options& options, Context* context) {
     for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
   }
   TORPOR_ASSIGN_OR_RETURN(Client * client, context->Connect());
+  // The plan is wanted, not a replay; but an engine is refused where the
+  // snapshot holds what no replay brings back.
+  absl::StatusOr<v1::BeginResumeResponse> begun =
+      Begin(client, options, ids, /*engine_replays=*/true);
+  if (absl::IsFailedPrecondition(begun.status())) {
+    begun = Begin(client, options, ids, /*engine_replays=*/false);
+  }
   TORPOR_ASSIGN_OR_RETURN(const v1::BeginResumeResponse begin,
-                          Begin(client, options, ids));
+                          std::move(begun));
   v1::ReleaseRequest release;
   release.set_lease(begin.lease());
   TORPOR_ASSIGN_OR_RETURN(

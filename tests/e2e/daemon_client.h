@@ -26,6 +26,13 @@ namespace torpor::e2e {
 using service::FromGrpcStatus;
 using service::ToySuspend;
 
+// What the health service knows, and HealthCheckResponse{status} of both kinds.
+inline constexpr const char* kHealthNames[] = {"", "torpor.v1.SessionService",
+                                               "torpor.v1.ModelService",
+                                               "torpor.v1.AdminService"};
+inline constexpr char kServing[] = "\x08\x01";
+inline constexpr char kNotServing[] = "\x08\x02";
+
 struct Client {
   explicit Client(const std::string& address) {
     grpc::ChannelArguments arguments;
@@ -98,6 +105,15 @@ struct Client {
                   service::ToyRows(suspend.salt, slot, 0, suspend.rows_to()))
           << suspend.session;
     }
+  }
+  // The answer of the health service, serialised; empty: the whole daemon.
+  absl::StatusOr<std::string> Health(const std::string& service) const {
+    // HealthCheckRequest{service}.
+    const std::string request =
+        service.empty()
+            ? ""
+            : std::string("\x0a") + static_cast<char>(service.size()) + service;
+    return Raw("/grpc.health.v1.Health/Check", request);
   }
   // A unary call by name, raw bytes.
   absl::StatusOr<std::string> Raw(const std::string& method,

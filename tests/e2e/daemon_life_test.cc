@@ -49,6 +49,10 @@ TEST_F(DaemonLifeTest, SigtermLetsASuspendFinish) {
     daemon().Signal(SIGTERM);
     ASSERT_TRUE(daemon().AwaitError("event=drain"));
     EXPECT_THAT(client.Describe("s"), HasCode(StatusCode::kUnavailable));
+    for (const char* service : kHealthNames) {
+      ASSERT_OK_AND_ASSIGN(const std::string health, client.Health(service));
+      EXPECT_EQ(health, kNotServing) << service;
+    }
     ASSERT_TRUE(half.writer->Write(half.commit));
     half.writer->WritesDone();
     ASSERT_OK(FromGrpcStatus(half.writer->Finish()));

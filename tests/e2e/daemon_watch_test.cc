@@ -29,10 +29,12 @@ class DaemonWatchTest : public DaemonTest {};
 TEST_F(DaemonWatchTest, HealthAndReflectionAnswer) {
   Start();
   const Client client(Address());
-  // HealthCheckResponse{status: SERVING}.
-  const auto health = client.Raw("/grpc.health.v1.Health/Check", "");
-  ASSERT_OK(health);
-  EXPECT_EQ(*health, std::string("\x08\x01"));
+  for (const char* service : kHealthNames) {
+    ASSERT_OK_AND_ASSIGN(const std::string health, client.Health(service));
+    EXPECT_EQ(health, kServing) << service;
+  }
+  EXPECT_THAT(client.Health("torpor.v1.NoService"),
+              HasCode(StatusCode::kNotFound));
   // ServerReflectionRequest{list_services: "*"}.
   const auto services = client.Raw(
       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

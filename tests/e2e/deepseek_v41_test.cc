@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "tests/e2e/daemon_fixture.h"
 
 namespace torpor::e2e {
@@ -51,9 +52,9 @@ class DeepSeekV41Test : public DaemonTest {
     ASSERT_NO_FATAL_FAILURE(Start());
     Succeeds({"model", "add", Directory(model)});
     std::vector<std::string> sleep = {
-        "run",      "--session",      "s",          "--model", model,
-        "--tokens", Tokens(n_tokens), "--generate", "3",       "--seed",
-        "7",        "--threads",      "1"};
+        "run",      "--session",      "s",          "--model",   model,
+        "--tokens", Tokens(n_tokens), "--generate", "3",         "--seed",
+        "7",        "--threads",      "1",          "--snapshot"};
     if (tail) sleep.emplace_back("--decoder-tail");
     // What the session that never sleeps says next.
     std::vector<std::string> awake = sleep;
@@ -63,7 +64,7 @@ class DeepSeekV41Test : public DaemonTest {
     Succeeds(sleep);
     Stop(SIGKILL, 128 + SIGKILL);
     ASSERT_NO_FATAL_FAILURE(Start());
-    std::vector<std::string> modes = {"exact", "bounded"};
+    std::vector<std::string> modes = {"exact", "bounded", "snapshot"};
     // A cold prefill has no tail.
     if (!tail) modes.emplace_back("cold");
     for (const std::string& mode : modes) {
@@ -71,6 +72,8 @@ class DeepSeekV41Test : public DaemonTest {
       const json woken = WakeAndGoOn(model, mode);
       const json& receipt = woken["resume"]["receipt"];
       EXPECT_FALSE(receipt.is_null()) << woken.dump();
+      EXPECT_EQ(receipt["mode_used"],
+                "REPLAY_MODE_" + absl::AsciiStrToUpper(mode));
       if (mode == "bounded") continue;
       const std::vector<uint32_t> all = truth["tokens"];
       EXPECT_EQ(json(std::vector<uint32_t>(all.end() - 12, all.end())),
@@ -91,6 +94,29 @@ TEST_F(DeepSeekV41Test, WakesToTheBitsOfATail) {
 }
 TEST_F(DeepSeekV41Test, WakesInTheReleasesFormats) {
   ExpectWakes("release", 79, /*tail=*/true);
+}
+
+// Every turn wakes from the snapshot of the one before; cuts are odd and even.
+TEST_F(DeepSeekV41Test, TurnsGoFromSnapshotToSnapshot) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Succeeds({"model", "add", Directory("plain")});
+  std::vector<std::string> first = {
+      "run",      "--session", "s",          "--model",    "plain",
+      "--tokens", Tokens(77),  "--generate", "18",         "--seed",
+      "7",        "--threads", "1",          "--snapshot", "--no-sleep"};
+  const std::vector<uint32_t> truth = Succeeds(first)["tokens"];
+  first.pop_back();
+  first[8] = "3";
+  std::vector<uint32_t> got = Succeeds(first)["tokens"];
+  for (const char* n : {"4", "5", "6"}) {
+    const json turn =
+        Succeeds({"run", "--session", "s", "--model", "plain", "--generate", n,
+                  "--threads", "1", "--wake", "snapshot", "--snapshot"});
+    EXPECT_EQ(turn["resume"]["receipt"]["mode_used"], "REPLAY_MODE_SNAPSHOT");
+    const std::vector<uint32_t> more = turn["tokens"];
+    got.insert(got.end(), more.begin(), more.end());
+  }
+  EXPECT_EQ(got, truth);
 }
 
 TEST_F(DeepSeekV41Test, DumpWritesLogitsAndWindows) {

@@ -193,7 +193,7 @@ TEST(DeepSeekV41ConfigTest, AbsentKeysAreTheReleases) {
   for (const char* key :
        {"compress_ratios", "kv_source_layer_ids", "index_source_layer_ids",
         "engram_layer_ids", "engram_num_embeddings", "rope_scaling",
-        "engram_compressed_vocab_size"}) {
+        "engram_compressed_vocab_size", "num_nextn_predict_layers"}) {
     config[key] = release[key];
   }
   EXPECT_EQ(ParsedFields(config), ParsedFields(release));
@@ -280,6 +280,8 @@ constexpr Refusal kRefusals[] = {
     {"sliding_window", "0", "0", "an integer of [1, "},
     {"sliding_window", "16777217", "16777217", "an integer"},
     {"compress_ratios", "[0, 0]", "2 entries", "one for each of 11 layers"},
+    {"compress_ratios", "[0, 0, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1]", "12 entries",
+     "one for each of 11 layers, and none beyond those of 0 draft layers"},
     {"compress_ratios", "{}", "{}", "a list of integers"},
     {"kv_source_layer_ids", "[5, 2]", "[5,2]", "layers in ascending order"},
     {"kv_source_layer_ids", "[2, 5, 11]", "[2,5,11]", "a list of integers"},
@@ -361,6 +363,71 @@ TEST(DeepSeekV41ConfigTest, BadValuesAreRefusedByKey) {
   }
   ExpectRefused(With(PlainOfTransformers(), "engram_pad_id", 160),
                 {"engram_pad_id", "160", "160", "an integer of [0, 159]"});
+}
+
+// Entries of draft layers may follow those of layers, and no others.
+TEST(DeepSeekV41ConfigTest, RatiosOfDraftLayersMayFollow) {
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    json config = Plain();
+    config.erase("num_nextn_predict_layers");
+    config[key] = 2;
+    const json wanted = ParsedFields(config);
+    for (int n = 0; n <= 2; ++n) {
+      EXPECT_EQ(ParsedFields(config), wanted) << n;
+      config["compress_ratios"].push_back(0);
+    }
+    ExpectRefused(config, {"compress_ratios", "with 3 more", "14 entries",
+                           "one for each of 11 layers, and none beyond those "
+                           "of 2 draft layers"});
+  }
+}
+
+// NumPy draws the multipliers of larger vocabularies by another method.
+TEST(DeepSeekV41ConfigTest, CompressedIdsAreAsManyAsCanBeDrawnFor) {
+  json config = With(Plain(), "vocab_size", int64_t{1} << 31);
+  config["engram_compressed_vocab_size"] = (1 << 30) - 1;
+  EXPECT_OK(ParseConfig(config));
+  ExpectRefused(With(config, "engram_compressed_vocab_size", 1 << 30),
+                {"engram_compressed_vocab_size", "2^30", "1073741824",
+                 "an integer of [1, 1073741823]"});
+}
+
+// Wherever the factor stands, the rotated elements are qk_rope_head_dim.
+TEST(DeepSeekV41ConfigTest, APartialFactorAgreesWithTheDimensions) {
+  const std::pair<const char*, const char*> places[] = {
+      {nullptr, nullptr},
+      {"rope_scaling", nullptr},
+      {"rope_parameters", nullptr},
+      {"rope_parameters", "main"},
+      {"rope_parameters", "compress"}};
+  for (const auto& [outer, inner] : places) {
+    json config = Plain();
+    json* place = &config;
+    if (outer != nullptr) {
+      if (std::string(outer) == "rope_parameters") {
+        config = inner == nullptr ? With(Without(Plain(), "rope_scaling"),
+                                         outer, Plain()["rope_scaling"])
+                                  : PlainOfTransformers();
+      }
+      place = &config[outer];
+      if (inner != nullptr) place = &(*place)[inner];
+    }
+    SCOPED_TRACE(std::string(outer == nullptr ? "" : outer) + "/" +
+                 (inner == nullptr ? "" : inner));
+    // int(64 x 0.26) is 16 too.
+    for (const json& factor : {json(0.25), json(0.26), json(nullptr)}) {
+      (*place)["partial_rotary_factor"] = factor;
+      EXPECT_OK(ParseConfig(config));
+    }
+    for (const char* factor : {"0.5", "0.2499", "1", "0", "-0.25"}) {
+      (*place)["partial_rotary_factor"] = json::parse(factor);
+      ExpectRefused(config, {"partial_rotary_factor", factor, factor,
+                             "qk_rope_head_dim / head_dim, 16 / 64"});
+    }
+    (*place)["partial_rotary_factor"] = "0.25";
+    ExpectRefused(config,
+                  {"partial_rotary_factor", "text", "\"0.25\"", "a number"});
+  }
 }
 
 constexpr Refusal kRopeRefusals[] = {

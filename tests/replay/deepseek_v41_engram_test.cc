@@ -239,6 +239,26 @@ TEST(EngramIndexTest, BadFilesAreRefusedByKey) {
   }
 }
 
+// With more ids the multipliers would be drawn from at most 2^32 numbers, which
+// NumPy does by another method.
+TEST(EngramIndexTest, TooManyCompressedIdsAreRefused) {
+  Config config = PlainConfig();
+  config.vocab_size = int64_t{1} << 31;
+  config.engram.compressed_vocab = 0;
+  json file = PlainEngram();
+  file.erase("multipliers");
+  file["compressed_vocab_size"] = int64_t{1} << 30;
+  EXPECT_THAT(EngramIndex::Parse(file.dump(), config),
+              HasStatus(kInvalid, "'compressed_vocab_size'"));
+  // The last that passes fails by its map, which has 160 ids.
+  file["compressed_vocab_size"] = (1 << 30) - 1;
+  EXPECT_THAT(EngramIndex::Parse(file.dump(), config),
+              HasStatus(kInvalid, "'token_map'"));
+  // Numbers to draw a multiplier from.
+  EXPECT_GT(INT64_MAX / kMostCompressedIds / 2, int64_t{1} << 32);
+  EXPECT_LE(INT64_MAX / (kMostCompressedIds + 1) / 2, int64_t{1} << 32);
+}
+
 // Tables that are too small for the primes are refused before all are drawn:
 // here a million of them beyond 2^30.
 TEST(EngramIndexTest, PrimesAreDrawnNoFurtherThanTheTable) {

@@ -231,6 +231,30 @@ TEST(ModelLayoutTest, SlotsAreListedByHowTheyComeBack) {
   EXPECT_EQ(layout.LargestWindow(), 8);
 }
 
+// An open group's rows are of one token each, whatever its group is.
+TEST(ModelLayoutTest, RowsStandForTokens) {
+  const Slot open = OpenGroupSlot("open", 0, 4, 3, 2);
+  const Slot pooled = PooledSlot("pooled", 0, 4, 2);
+  const Slot state =
+      MakeSlot("state", SlotKind::kRecurrent, 0, 2, ComeBack::kSnapshot);
+  for (const Slot& slot :
+       {FullSlot(0, 2), SlidingSlot(0, 8, 2), ChunkedSlot(0, 8, 2), open}) {
+    EXPECT_EQ(RowsOf(slot, 5, 23), (Rows{5, 23})) << slot.name;
+  }
+  EXPECT_EQ(RowsOf(pooled, 5, 23), (Rows{1, 5}));
+  EXPECT_EQ(RowsOf(pooled, 4, 24), (Rows{1, 6}));
+  EXPECT_EQ(RowsOf(state, 5, 23).size(), 0);
+}
+
+TEST(ModelLayoutTest, ASnapshotCountsItsStates) {
+  ModelLayout layout = LayoutOf("fs", 8, 4, 4);
+  const uint64_t windows = FiguresOf(layout, 100).snapshot_bytes;
+  EXPECT_EQ(windows, 7 * 4);
+  layout.slots.push_back(
+      MakeSlot("state", SlotKind::kRecurrent, 1, 300, ComeBack::kSnapshot));
+  EXPECT_EQ(FiguresOf(layout, 100).snapshot_bytes, windows + 300);
+}
+
 // ---- Validate -------------------------------------------------------------
 
 ModelLayout ValidLayout() {

@@ -185,6 +185,33 @@ TEST_F(SessionCycleTest, ResumeInPartsReadsAnyRangeAndShard) {
   ExpectIdle();
 }
 
+// By name or by tokens, what comes back says whose rows they are.
+TEST_F(SessionCycleTest, EveryResumeNamesItsModel) {
+  const ToySuspend s{.ids = ToyIds(1, 50)};
+  ASSERT_OK(Suspend(s));
+  v1::BeginResumeHeader by_tokens = EngineResume("");
+  by_tokens.set_model("toy");
+  v1::BeginResumeHeader by_both = EngineResume("s");
+  by_both.set_model("toy");
+  for (const auto& [header, prompt] :
+       {std::pair{EngineResume("s"), std::vector<uint32_t>()},
+        std::pair{EngineResume("s"), s.ids}, std::pair{by_both, s.ids},
+        std::pair{by_tokens, s.ids}, std::pair{by_tokens, ToyIds(1, 60)}}) {
+    SCOPED_TRACE(header.ShortDebugString());
+    ASSERT_OK_AND_ASSIGN(const Woken woken, Resume(header, prompt));
+    ASSERT_OK_AND_ASSIGN(const v1::BeginResumeResponse begun,
+                         BeginResume(header, prompt));
+    for (const v1::SessionState& state : {woken.begin.state(), begun.state()}) {
+      EXPECT_EQ(state.session(), header.session());
+      EXPECT_EQ(state.model(), "toy");
+      EXPECT_EQ(state.fingerprint().SerializeAsString(),
+                Describe("s")->fingerprint().SerializeAsString());
+      EXPECT_EQ(state.kv_len(), 50);
+    }
+    ASSERT_OK(Release(begun.lease()));
+  }
+}
+
 TEST_F(SessionCycleTest, TheFirstWitnessAndClientStateStay) {
   ToySuspend s{.ids = ToyIds(1, 50), .client_state = "first"};
   v1::LayerWitness* layer = s.witness.add_layers();

@@ -138,7 +138,7 @@ def test_snapshot_and_its_witness_come_back(any_plane: torpor.Client) -> None:
     assert engine.begun.witness == witness
 
 
-def test_a_recurrent_state_comes_back_or_is_missed(client: torpor.Client) -> None:
+def test_a_recurrent_state_comes_back(client: torpor.Client) -> None:
     layout = torpor.Layout(
         "rec",
         2,
@@ -160,14 +160,15 @@ def test_a_recurrent_state_comes_back_or_is_missed(client: torpor.Client) -> Non
     assert rows["state"].shape == (1, 32)
     spec = SuspendSpec("s", "rec", toy.ids_of(11, 50), with_snapshot=True)
     assert client.suspend(spec, rows).snapshot_bytes == 32
-    try:
-        woken = client.resume(ResumeSpec("s", mode="snapshot"))
-    except torpor.DataLoss as error:
-        # A wake without the state would go on from another one.
-        assert "rows of slot 'state'" in error.message
-    else:
+    for mode in ("snapshot", "exact", "bounded", "auto"):
+        woken = client.resume(ResumeSpec("s", mode=mode))
         assert woken.window is not None
         assert (woken.window.rows["state"].array == rows["state"]).all()
+    # A wake without the state would go on from another one.
+    spec = SuspendSpec("bare", "rec", toy.ids_of(11, 50))
+    client.suspend(spec, toy.rows_for(11, 50, layout))
+    with pytest.raises(torpor.FailedPrecondition, match="slot 'state'"):
+        client.resume(ResumeSpec("bare", mode="exact"))
 
 
 def test_views_of_shared_memory_may_not_be_kept(daemon: Daemon) -> None:

@@ -131,6 +131,8 @@ def test_the_node(client: torpor.Client, daemon: Daemon, tmp_path: Path) -> None
     assert info.data_dir == str(daemon.data)
     assert not info.draining
     assert client.stats().sessions == 1
+    for kind in ("Session", "Model", "Admin"):
+        assert client.healthy(f"torpor.v1.{kind}Service")
     assert client.healthy()
     with pytest.raises(torpor.NotFound):
         client.healthy("torpor.v1.NoSuchService")

@@ -136,9 +136,10 @@ class Slot:
         return self.chunk if self.kind is SlotKind.CHUNKED else 0
 
     def rows_at(self, cut: int) -> tuple[int, int]:
-        """Rows that stand for a session of `cut` tokens: those that are stored,
-        or the window at the cut."""
-        if self.come_back is ComeBack.PERSIST:
+        """Rows that stand for a session of `cut` tokens: all of them, the window
+        or open group at the cut, or the one state."""
+        whole = self.kind in (SlotKind.FULL, SlotKind.POOLED)
+        if whole or self.come_back is ComeBack.PERSIST:
             return 0, cut // self.tokens_per_row
         if self.kind is SlotKind.SLIDING:
             return max(0, cut + 1 - self.window), cut
@@ -147,7 +148,7 @@ class Slot:
         if self.kind is SlotKind.OPEN_GROUP:
             closed = cut // self.tokens_per_row * self.tokens_per_row
             return max(0, closed - self.overlap_tokens), cut
-        return (0, 1) if self.kind is SlotKind.RECURRENT else (cut, cut)
+        return 0, 1
 
     @classmethod
     def from_pb(cls, m: pb.Slot) -> Slot:

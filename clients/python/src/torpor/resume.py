@@ -227,15 +227,15 @@ def compact_rows(layout: Layout, cut: int) -> dict[int, tuple[int, int]]:
 
 
 def window_rows(layout: Layout, plan: ReplayPlan) -> dict[int, tuple[int, int]]:
-    """What a plan's window brings: what replays, or all that a snapshot has."""
-    runs = plan.replay_start < plan.resume_at
-    if plan.mode is ReplayMode.COLD or not (runs or plan.mode is ReplayMode.SNAPSHOT):
+    """What a plan's window brings: what replays, and from a snapshot the rest,
+    or all of it."""
+    if plan.mode is ReplayMode.COLD:
         return {}
-    stored = plan.mode is ReplayMode.SNAPSHOT
+    runs = plan.replay_start < plan.resume_at or plan.mode is ReplayMode.SNAPSHOT
     return {
         i: layout.slots[i].rows_at(plan.resume_at)
         for i in layout.snapshot()
-        if stored or layout.slots[i].come_back is ComeBack.REPLAY
+        if runs or layout.slots[i].come_back is ComeBack.SNAPSHOT
     }
 
 

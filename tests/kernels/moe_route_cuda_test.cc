@@ -14,8 +14,6 @@
 namespace torpor::kernels {
 namespace {
 
-using Affinity;
-
 // An affinity is rounded a few times in f32, where the reference rounds once.
 constexpr float kTolerance = 1e-5f;
 // Scores that are further apart, or equal, are chosen alike.

@@ -19,10 +19,6 @@
 namespace torpor::kernels {
 namespace {
 
-using CandidateBlocks;
-using KeepBlocks;
-using TopK;
-
 // A small model of ratio 1.
 constexpr int64_t kTokens = 150;
 constexpr int64_t kWindow = 9;

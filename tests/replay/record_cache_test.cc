@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/cpu_ops.h"
 #include "tests/replay/layout_builder.h"
 #include "tests/testing/random.h"
 #include "tests/testing/status_matchers.h"
@@ -53,6 +54,11 @@ std::vector<uint8_t> Bytes(uint64_t first_row, uint64_t n, size_t row_bytes) {
   return bytes;
 }
 
+kernels::Ops& Host() {
+  static kernels::CpuOps ops(kernels::Isa::kPortable, 1);
+  return ops;
+}
+
 absl::StatusOr<std::vector<uint8_t>> Export(const RecordCache& cache,
                                             uint32_t slot, Rows rows,
                                             size_t row_bytes) {
@@ -63,7 +69,7 @@ absl::StatusOr<std::vector<uint8_t>> Export(const RecordCache& cache,
 }
 
 TEST(RecordCacheTest, AFreshOneHoldsNothing) {
-  const RecordCache cache(Layout(), kMaxRows);
+  const RecordCache cache(&Host(), Layout(), kMaxRows);
   EXPECT_EQ(cache.bytes(), 0);
   std::vector<uint8_t> row(7);
   EXPECT_THAT(
@@ -75,7 +81,7 @@ TEST(RecordCacheTest, AFreshOneHoldsNothing) {
 }
 
 TEST(RecordCacheTest, RowsThatPersistAllStay) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   const uint64_t n = 3 * RecordCache::kPageRows + 5;
   ASSERT_OK(cache.ImportRows(kEntries, 0, Bytes(0, n, 7)));
   ASSERT_OK_AND_ASSIGN(const auto all, Export(cache, kEntries, {0, n}, 7));
@@ -88,7 +94,7 @@ TEST(RecordCacheTest, RowsThatPersistAllStay) {
   // As attention reads them.
   for (uint64_t row = 0; row < n; ++row) {
     const uint8_t* const page =
-        cache.Pages(kEntries)[row / RecordCache::kPageRows];
+        cache.Pages(kEntries).pages[row / RecordCache::kPageRows];
     EXPECT_EQ(cache.Row(kEntries, row),
               page + row % RecordCache::kPageRows * 7);
     EXPECT_EQ(cache.Row(kEntries, row)[3], Bytes(row, 1, 7)[3]);
@@ -97,7 +103,7 @@ TEST(RecordCacheTest, RowsThatPersistAllStay) {
 }
 
 TEST(RecordCacheTest, PagesNeverMove) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   cache.Put(kEntries, 0)[0] = 42;
   const uint8_t* const first = cache.Row(kEntries, 0);
   for (uint64_t row = 1; row < 1000; ++row) cache.Put(kEntries, row);
@@ -106,7 +112,7 @@ TEST(RecordCacheTest, PagesNeverMove) {
 }
 
 TEST(RecordCacheTest, AWindowHoldsItsLastRows) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   for (uint64_t row = 0; row < 100; ++row) {
     const std::vector<uint8_t> bytes = Bytes(row, 1, 3);
     std::copy(bytes.begin(), bytes.end(), cache.Put(kWindowSlot, row));
@@ -129,7 +135,7 @@ TEST(RecordCacheTest, AWindowHoldsItsLastRows) {
 }
 
 TEST(RecordCacheTest, AnOpenGroupHoldsItselfAndWhatItOverlaps) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   ASSERT_OK(cache.ImportRows(kOpen, 20, Bytes(20, kOpenRing, 5)));
   ASSERT_OK_AND_ASSIGN(const auto held,
                        Export(cache, kOpen, {20, 20 + kOpenRing}, 5));
@@ -140,7 +146,7 @@ TEST(RecordCacheTest, AnOpenGroupHoldsItselfAndWhatItOverlaps) {
 }
 
 TEST(RecordCacheTest, ImportsRefuseWhatDoesNotFit) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   const std::vector<uint8_t> bytes(200);
   EXPECT_THAT(cache.ImportRows(3, 0, {}),
               HasStatus(kInvalid, "import rows: the sequence has no slot 3"));
@@ -166,7 +172,7 @@ TEST(RecordCacheTest, ImportsRefuseWhatDoesNotFit) {
 }
 
 TEST(RecordCacheTest, ExportsRefuseWhatDoesNotFit) {
-  RecordCache cache(Layout(), kMaxRows);
+  RecordCache cache(&Host(), Layout(), kMaxRows);
   ASSERT_OK(cache.ImportRows(kEntries, 0, Bytes(0, 4, 7)));
   std::vector<uint8_t> out(200, 0xee);
   const auto expect = [&](uint32_t slot, Rows rows, size_t n,
@@ -191,7 +197,7 @@ TEST(RecordCacheTest, BytesForIsWhatItTakes) {
   testing::Random random(5);
   for (int i = 0; i < 200; ++i) {
     const uint64_t n = random.Between(0, 2000);
-    RecordCache cache(Layout(), kMaxRows);
+    RecordCache cache(&Host(), Layout(), kMaxRows);
     for (uint64_t token = 0; token < n; ++token) {
       cache.Put(kWindowSlot, token);
       cache.Put(kOpen, token);

@@ -68,6 +68,11 @@ class FakeLease final : public store::SessionLease {
     info_.snapshot_bytes = 1;
   }
   const store::SessionInfo& info() const override { return info_; }
+  const store::RecordLayout& layout() const override { return layout_; }
+  std::vector<store::Operation> operations() const override { return {}; }
+  absl::StatusOr<std::vector<store::SnapshotSlot>> SnapshotSlots() override {
+    return absl::UnimplementedError("not asked here");
+  }
   absl::Status ReadSnapshot(uint32_t, store::RowRange rows,
                             std::span<uint8_t> out) override {
     if (damaged) return absl::DataLossError("damaged snapshot");
@@ -101,6 +106,7 @@ class FakeLease final : public store::SessionLease {
   std::vector<uint8_t> witness;
 
  private:
+  const store::RecordLayout layout_;
   store::SessionInfo info_;
 };
 

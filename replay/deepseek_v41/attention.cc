@@ -81,7 +81,7 @@ void AttentionSite::Begin(const RowBatch& batch) {
   compress_tables_ = {};
   main_tables_ = math_.Upload(main, c_.rope_dim);
   compress_tables_ = math_.Upload(compress, c_.rope_dim);
-  picks_.Begin(batch.n_rows());
+  picks_.Begin(batch);
 }
 
 FloatRows AttentionSite::Run(uint32_t l, const LayerWeights& w,
@@ -310,7 +310,7 @@ FloatRows AttentionSite::Attend(uint32_t l, const AttentionWeights& w,
     segment.entries = cache->Pages(Index(slots_[Index(config.kv_source)].main));
     segment.picks = picks_.IdsOf(run.row);
     segment.n_picks = picks_.CountsOf(run.row);
-    segment.picks_stride = c_.index_topk;
+    segment.picks_stride = picks_.stride();
   }
   math_.ops().LatentAttention(
       {.attention = {.n_rows = at,

@@ -280,6 +280,11 @@ absl::Status CheckShapes(const Config& c) {
   TORPOR_RETURN_IF_ERROR(multiple("o_lora_rank", c.o_rank, 2));
   TORPOR_RETURN_IF_ERROR(multiple("moe_intermediate_size", c.expert_dim, 2));
   TORPOR_RETURN_IF_ERROR(multiple("qk_rope_head_dim", c.rope_dim, 2));
+  if (c.rope_dim == 0) {
+    return absl::InvalidArgumentError(
+        "config key 'qk_rope_head_dim': got 0, wanted at least 2: without rope "
+        "no layer knows positions");
+  }
   TORPOR_RETURN_IF_ERROR(
       multiple("num_attention_heads", c.n_heads, c.o_groups));
   if (c.rope_dim > c.index_dim) {

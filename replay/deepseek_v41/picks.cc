@@ -18,6 +18,8 @@ using kernels::RowFormat;
 
 // Rows whose scores stand in memory at a time.
 constexpr uint64_t kScoreRows = 16;
+// Lists and scores grow by so many.
+constexpr uint64_t kStep = 1024;
 
 const uint8_t* const* PagesOf(const RowBatch& batch, size_t segment,
                               uint32_t slot) {
@@ -31,12 +33,26 @@ const uint8_t* const* PagesOf(const RowBatch& batch, size_t segment,
 Picks::Picks(const Config& config, RowMath* math)
     : c_(config),
       math_(*math),
-      best_(&math->ops(), config.index_topk),
-      blocks_(&math->ops(), config.candidate_blocks),
+      best_(&math->ops()),
+      blocks_(&math->ops()),
       scores_(&math->ops()),
       codes_(&math->ops()) {}
 
-void Picks::Begin(uint64_t n_rows) {
+void Picks::Begin(const RowBatch& batch) {
+  // No more than there is to choose from, in steps: a decode step would make
+  // the lists grow each time.
+  uint64_t furthest = 1;
+  for (size_t i = 0; i < batch.n_segments(); ++i) {
+    const RowRun run = batch.All(i);
+    furthest = std::max(furthest, run.position + run.n);
+  }
+  const uint64_t there = (furthest + kStep - 1) / kStep * kStep;
+  const auto at_most = [&](int64_t configured) {
+    return std::clamp<uint64_t>(static_cast<uint64_t>(configured), 1, there);
+  };
+  best_.stride = at_most(c_.index_topk);
+  blocks_.stride = at_most(c_.candidate_blocks);
+  const uint64_t n_rows = batch.n_rows();
   const std::vector<int32_t> zeros(n_rows, 0);
   for (Choices* choices : {&best_, &blocks_}) {
     choices->ids.Resize(n_rows * choices->stride);
@@ -110,8 +126,6 @@ void Picks::QuantiseQueries(FloatRows* q) {
 }
 
 void Picks::ReserveScores(int64_t stride) {
-  // In steps: a decode step would make it grow each time.
-  constexpr uint64_t kStep = 1024;
   const auto steps = (static_cast<uint64_t>(stride) + kStep - 1) / kStep;
   scores_.Resize(kScoreRows * std::max<uint64_t>(1, steps) * kStep);
 }
@@ -120,14 +134,15 @@ void Picks::ChooseByScores(uint32_t l, const RowRun& run,
                            std::span<const int64_t> visible, int64_t stride) {
   const auto n_rows = static_cast<int64_t>(run.n);
   if (l == c_.candidate_source) {
-    math_.ops().CandidateBlocks({.scores = scores_.data(),
-                                 .n_rows = n_rows,
-                                 .scores_stride = stride,
-                                 .n_scores = visible.data(),
-                                 .block_size = c_.candidate_block_size,
-                                 .n_blocks = c_.candidate_blocks,
-                                 .blocks = blocks_.IdsOf(run.row),
-                                 .n_chosen = blocks_.CountsOf(run.row)});
+    math_.ops().CandidateBlocks(
+        {.scores = scores_.data(),
+         .n_rows = n_rows,
+         .scores_stride = stride,
+         .n_scores = visible.data(),
+         .block_size = c_.candidate_block_size,
+         .n_blocks = static_cast<int64_t>(blocks_.stride),
+         .blocks = blocks_.IdsOf(run.row),
+         .n_chosen = blocks_.CountsOf(run.row)});
     ShowChoices("candidate_blocks", l, run, &blocks_);
   }
   if (c_.layers[l].uses_candidates) {
@@ -137,14 +152,14 @@ void Picks::ChooseByScores(uint32_t l, const RowRun& run,
                             .n_scores = visible.data(),
                             .block_size = c_.candidate_block_size,
                             .blocks = blocks_.IdsOf(run.row),
-                            .n_blocks = c_.candidate_blocks,
+                            .n_blocks = static_cast<int64_t>(blocks_.stride),
                             .n_chosen = blocks_.CountsOf(run.row)});
   }
   math_.ops().TopK({.scores = scores_.data(),
                     .n_rows = n_rows,
                     .scores_stride = stride,
                     .n_scores = visible.data(),
-                    .k = c_.index_topk,
+                    .k = static_cast<int64_t>(best_.stride),
                     .ids = best_.IdsOf(run.row),
                     .n_ids = best_.CountsOf(run.row)});
   ShowChoices("picks", l, run, &best_);

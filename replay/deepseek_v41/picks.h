@@ -24,16 +24,19 @@ class Picks {
   // Both outlive it.
   Picks(const Config& config, RowMath* math);
 
-  // Before the layers of a forward of so many rows: none has picked anything.
-  void Begin(uint64_t n_rows);
+  // Before the layers of a forward: none of its rows has picked anything.
+  void Begin(const RowBatch& batch);
 
   // For an index source: `q` [rows of `runs`, index_heads * index_dim] after
   // rope, `weights` [rows, index_heads], against the keys in `slot`.
   void Choose(uint32_t layer, uint32_t slot, const RowBatch& batch,
               std::span<const RowRun> runs, FloatRows q, FloatRows weights);
 
-  // What the rows of the batch from `row` on picked last, [.., index_topk], and
+  // What the rows of the batch from `row` on picked last, [.., stride()], and
   // how many each.
+  [[nodiscard]] int64_t stride() const {
+    return static_cast<int64_t>(best_.stride);
+  }
   [[nodiscard]] const int32_t* IdsOf(uint64_t row) { return best_.IdsOf(row); }
   [[nodiscard]] const int32_t* CountsOf(uint64_t row) {
     return best_.CountsOf(row);
@@ -42,14 +45,13 @@ class Picks {
  private:
   // Ids that the rows of a batch chose, each at most `stride`.
   struct Choices {
-    Choices(kernels::Ops* ops, int64_t at_most)
-        : ids(ops), n(ops), stride(static_cast<size_t>(at_most)) {}
+    explicit Choices(kernels::Ops* ops) : ids(ops), n(ops) {}
     int32_t* IdsOf(uint64_t row) { return ids.data() + row * stride; }
     int32_t* CountsOf(uint64_t row) { return n.data() + row; }
 
     kernels::Buffer<int32_t> ids;  // [n_rows, stride]
     kernels::Buffer<int32_t> n;    // [n_rows]
-    const size_t stride;
+    size_t stride = 1;
   };
 
   // The values that their codes stand for.

@@ -48,8 +48,13 @@ std::vector<int32_t> WantedBlocks(std::span<const float> scores, int64_t size,
     }
     best.push_back(of_block);
   }
-  if (!best.empty()) best.back() = kNan;
-  return WantedTopK(best, n_blocks);
+  if (best.empty()) return {};
+  // The newest block is one of them, whatever stands in the others.
+  const auto newest = static_cast<int32_t>(best.size() - 1);
+  best.pop_back();
+  std::vector<int32_t> wanted = WantedTopK(best, n_blocks - 1);
+  wanted.push_back(newest);
+  return wanted;
 }
 
 // Few values, so that many tie; some NaN, some -inf.

@@ -270,6 +270,7 @@ constexpr Refusal kRefusals[] = {
     {"num_key_value_heads", "2", "2", "an integer of [1, 1]"},
     {"head_dim", "48", "48", "a multiple of 64"},
     {"qk_rope_head_dim", "15", "15", "a multiple of 2"},
+    {"qk_rope_head_dim", "0", "0", "at least 2"},
     {"qk_rope_head_dim", "66", "66", "at most head_dim, 64"},
     {"qk_rope_head_dim", "48", "48", "at most index_head_dim, 32"},
     {"q_lora_rank", "31", "31", "a multiple of 2"},

@@ -100,7 +100,7 @@ absl::StatusOr<replay::WindowState> Rebuild(replay::Model* model,
                                             std::span<const uint32_t> text,
                                             KeptRows* rows) {
   const std::unique_ptr<replay::Replayer> replayer =
-      replay::MakeCpuReplayer(model);
+      replay::MakeReplayer(model);
   const replay::ReplayJob job{
       .plan = &plan, .ids = text.first(plan.resume_at), .reader = rows};
   TORPOR_ASSIGN_OR_RETURN(

@@ -44,7 +44,7 @@ class ReplaySpeed {
 
   absl::StatusOr<ReplaySpeedResult> Run() {
     TORPOR_ASSIGN_OR_RETURN(model_, options_.cases.Load());
-    replayer_ = replay::MakeCpuReplayer(model_.get());
+    replayer_ = replay::MakeReplayer(model_.get());
     result_.layout = model_->layout();
     result_.numerics_id = model_->numerics_id();
     for (const uint64_t n : options_.cases.lengths) {

@@ -27,7 +27,9 @@ struct KvShape {
   // A multiple of 16.
   int64_t head_dim = 0;
 
-  [[nodiscard]] TORPOR_DEVICE int64_t row_elements() const { return n_kv_heads * head_dim; }
+  [[nodiscard]] TORPOR_DEVICE int64_t row_elements() const {
+    return n_kv_heads * head_dim;
+  }
   [[nodiscard]] size_t row_bytes() const {
     return static_cast<size_t>(row_elements()) * DTypeBytes(dtype);
   }

@@ -117,11 +117,6 @@ uint64_t DeviceHeap::bytes_used() const {
   return used_;
 }
 
-uint64_t DeviceHeap::bytes_held() const {
-  MutexLock lock(&mu_);
-  return held_;
-}
-
 // ---- PinnedStaging ---------------------------------------------------------
 
 PinnedStaging::PinnedStaging(CUstream_st* stream, size_t piece_bytes,

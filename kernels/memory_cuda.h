@@ -41,9 +41,8 @@ class DeviceHeap {
   // REQUIRES: the device has ended all that was asked of it before the call.
   void Recycle();
 
-  // In blocks that are in use, and in all.
+  // In blocks that are in use.
   [[nodiscard]] uint64_t bytes_used() const;
-  [[nodiscard]] uint64_t bytes_held() const;
 
  private:
   [[nodiscard]] size_t BlockBytes(size_t bytes) const;

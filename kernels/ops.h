@@ -107,7 +107,8 @@ class Ops {
   virtual void GroupExperts(const GroupExpertsParams& params) = 0;
   virtual void SumExperts(const SumExpertsParams& params) = 0;
 
-  // A page of this shape holds this many bytes here, zeros at first.
+  // A page of this shape holds this many bytes here. Whatever a fresh one
+  // holds, rows that were not put are not read for their values.
   [[nodiscard]] virtual size_t PageBytes(const KvShape& shape) const = 0;
   virtual uint8_t* NewPage(const KvShape& shape) = 0;
   // One of records, zeros at first. Any thread.

@@ -46,7 +46,7 @@ class FallbackReplayer final : public Replayer {
       const std::function<bool()>& cancelled) {
     if (cpu_ == nullptr) {
       TORPOR_ASSIGN_OR_RETURN(cpu_model_, load_cpu_());
-      cpu_ = MakeCpuReplayer(cpu_model_.get());
+      cpu_ = MakeReplayer(cpu_model_.get());
     }
     if (cpu_->MemoryFor(*jobs[0].plan) > cpu_memory_bytes_) return why;
     TORPOR_ASSIGN_OR_RETURN(std::vector<ReplayResult> results,

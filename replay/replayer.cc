@@ -50,9 +50,9 @@ absl::StatusOr<WindowState> ExportSlots(const ModelLayout& layout,
   return window;
 }
 
-class CpuReplayer final : public Replayer {
+class ModelReplayer final : public Replayer {
  public:
-  explicit CpuReplayer(Model* model) : model_(model) {}
+  explicit ModelReplayer(Model* model) : model_(model) {}
 
   uint64_t MemoryFor(const ReplayPlan& plan) const override {
     return model_->SequenceBytes(plan.resume_at) + model_->WorkBytes();
@@ -164,8 +164,8 @@ class CpuReplayer final : public Replayer {
 
 }  // namespace
 
-std::unique_ptr<Replayer> MakeCpuReplayer(Model* model) {
-  return std::make_unique<CpuReplayer>(model);
+std::unique_ptr<Replayer> MakeReplayer(Model* model) {
+  return std::make_unique<ModelReplayer>(model);
 }
 
 std::vector<SlotRows> WindowRowsAt(const ModelLayout& layout, uint64_t cut) {

@@ -91,8 +91,8 @@ class Replayer {
   [[nodiscard]] virtual uint64_t MemoryFor(const ReplayPlan& plan) const = 0;
 };
 
-// Over a model on the CPU, which outlives it.
-std::unique_ptr<Replayer> MakeCpuReplayer(Model* model);
+// Over a model, which outlives it; runs where the model is.
+std::unique_ptr<Replayer> MakeReplayer(Model* model);
 
 // Slots of which a session at `cut` holds rows beside its compact KV, with
 // those rows: what a snapshot stores. Replay rebuilds those that come back by

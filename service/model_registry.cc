@@ -132,9 +132,9 @@ absl::Status ModelRegistry::LoadForward(const v1::RegisterRequest& request,
     auto model = replay::LoadModel(request.model_dir(), on_device);
     if (model.ok()) {
       out->model = *std::move(model);
-      out->replayer = replay::MakeFallbackReplayer(
-          replay::MakeCpuReplayer(out->model.get()), load_cpu,
-          options_.cpu_replay_bytes);
+      out->replayer =
+          replay::MakeFallbackReplayer(replay::MakeReplayer(out->model.get()),
+                                       load_cpu, options_.cpu_replay_bytes);
       out->on_device = true;
       return absl::OkStatus();
     }
@@ -145,7 +145,7 @@ absl::Status ModelRegistry::LoadForward(const v1::RegisterRequest& request,
     out->device_reason = std::string(model.status().message());
   }
   TORPOR_ASSIGN_OR_RETURN(out->model, load_cpu());
-  out->replayer = replay::MakeCpuReplayer(out->model.get());
+  out->replayer = replay::MakeReplayer(out->model.get());
   return absl::OkStatus();
 }
 

@@ -49,7 +49,6 @@ class Device {
   bool late = false;
   bool lost = false;
   uint64_t memory_bytes = UINT64_MAX;
-  uint64_t n_allocations = 0;
   uint64_t bytes_allocated = 0;
   std::map<void*, size_t> allocations;
   std::set<CUstream_st*> streams;
@@ -143,11 +142,6 @@ void DeviceControl::LoseDevice() {
   Device::Get().lost = true;
 }
 
-uint64_t DeviceControl::n_allocations() const {
-  const auto lock = Lock();
-  return Device::Get().n_allocations;
-}
-
 uint64_t DeviceControl::bytes_allocated() const {
   const auto lock = Lock();
   return Device::Get().bytes_allocated;
@@ -208,7 +202,6 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = DeviceMemory::Get().Allocate(bytes, "");
   device.allocations[*p] = bytes;
   device.bytes_allocated += bytes;
-  ++device.n_allocations;
   return cudaSuccess;
 }
 

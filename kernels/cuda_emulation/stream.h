@@ -40,8 +40,6 @@ class DeviceControl {
   void SetMemoryBytes(uint64_t bytes);
   // From now on every call fails, as after a fault of the device.
   void LoseDevice();
-  // Calls of cudaMalloc so far that gave memory.
-  [[nodiscard]] uint64_t n_allocations() const;
   // Bytes that were allocated and not freed.
   [[nodiscard]] uint64_t bytes_allocated() const;
 };

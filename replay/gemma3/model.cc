@@ -367,14 +367,25 @@ class Gemma3Model final : public Model {
       const RowRun run = batch.Logits(s);
       if (run.n == 0) continue;
       NormRows(std::span(&run, 1), w_.final_norm, &h_);
-      Multiply(h_.data(), run.n, w_.head, nullptr, &logits_);
+      std::vector<float>& out = (*logits)[s];
+      out.resize(run.n * static_cast<size_t>(w_.head.n()));
+      // Straight into the caller's memory where the backend writes there.
+      float* rows = out.data();
+      if (!ops_.is_host()) {
+        logits_.Resize(out.size());
+        rows = logits_.data();
+      }
+      ops_.Gemm({.a = h_.data(),
+                 .n_rows = static_cast<int64_t>(run.n),
+                 .b = &w_.head,
+                 .c = rows});
       if (c_.final_softcap != 0) {
-        ops_.Softcap({logits_.data(), static_cast<int64_t>(logits_.size()),
+        ops_.Softcap({rows, static_cast<int64_t>(out.size()),
                       static_cast<float>(c_.final_softcap)});
       }
-      std::vector<float>& out = (*logits)[s];
-      out.resize(logits_.size());
-      ops_.Download(out.data(), logits_.data(), out.size() * sizeof(float));
+      if (!ops_.is_host()) {
+        ops_.Download(out.data(), rows, out.size() * sizeof(float));
+      }
     }
   }
 
@@ -405,6 +416,7 @@ class Gemma3Model final : public Model {
   Floats q_;
   Floats gate_up_;
   Floats y_;
+  // Of backends whose memory is not the host's.
   Floats logits_;
 };
 

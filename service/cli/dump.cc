@@ -176,9 +176,8 @@ absl::StatusOr<std::unique_ptr<replay::Sequence>> SleepAndWake(
                                 .ids = ids.first(cut),
                                 .reader = &rows,
                                 .want_logits = want_logits};
-    TORPOR_ASSIGN_OR_RETURN(
-        auto results,
-        replay::MakeCpuReplayer(model)->Rebuild(std::span(&job, 1), nullptr));
+    TORPOR_ASSIGN_OR_RETURN(auto results, replay::MakeReplayer(model)->Rebuild(
+                                              std::span(&job, 1), nullptr));
     window = std::move(results[0].window);
     *logits = std::move(window.logits);
   }

@@ -66,7 +66,7 @@ TEST_P(FamilyConformance, RaggedBatchesRebuildWhatEachAloneDoes) {
     for (const uint64_t rows_max : {uint64_t{0}, window_ + 2}) {
       watched.rows_max = rows_max;
       ASSERT_OK_AND_ASSIGN(const auto results,
-                           MakeCpuReplayer(&watched)->Rebuild(jobs, nullptr));
+                           MakeReplayer(&watched)->Rebuild(jobs, nullptr));
       for (size_t i = 0; i < jobs.size(); ++i) {
         EXPECT_EQ(results[i].window.slots, truths[i]->window(cuts[i]).slots)
             << "session of " << cuts[i] << " tokens";

@@ -60,7 +60,7 @@ TEST_P(FamilyConformance, ACancelledReplayStops) {
   const ReplayJob job{
       .plan = &plan, .ids = truth.ids(), .reader = truth.rows()};
   std::atomic<int> polls = 0;
-  EXPECT_THAT(MakeCpuReplayer(model_.get())
+  EXPECT_THAT(MakeReplayer(model_.get())
                   ->Rebuild(std::span(&job, 1), [&] { return ++polls > 3; }),
               HasCode(absl::StatusCode::kCancelled));
   ExpectGoesOn(&truth, plan, 0);
@@ -159,7 +159,7 @@ TEST_P(FamilyConformance, SequencesTakeNoMoreThanTheySay) {
   ASSERT_OK_AND_ASSIGN(const ReplayPlan plan,
                        Plan(*model_, n, ReplayMode::kExact));
   WatchedModel watched(model_.get());
-  const uint64_t admitted = MakeCpuReplayer(&watched)->MemoryFor(plan);
+  const uint64_t admitted = MakeReplayer(&watched)->MemoryFor(plan);
   EXPECT_GE(admitted, model_->SequenceBytes(n) + model_->WorkBytes());
   watched.after_forward = [&](std::span<const Segment> segments) {
     EXPECT_LE(segments[0].sequence->bytes(), model_->SequenceBytes(n));

@@ -164,9 +164,8 @@ absl::StatusOr<bool> Reaches(Model* model, const ReplayPlan& plan,
                       .ids = std::span(truth->ids()).first(plan.resume_at),
                       .reader = truth->rows(),
                       .want_logits = want_logits};
-  TORPOR_ASSIGN_OR_RETURN(
-      const auto results,
-      MakeCpuReplayer(&watched)->Rebuild(std::span(&job, 1), nullptr));
+  TORPOR_ASSIGN_OR_RETURN(const auto results, MakeReplayer(&watched)->Rebuild(
+                                                  std::span(&job, 1), nullptr));
   EXPECT_EQ(watched.n_poisoned, 1)
       << "layer " << poison.layer << ", row " << poison.position;
   const WindowState& window = results[0].window;

@@ -48,7 +48,7 @@ class CudaReplayerTest : public ::testing::Test {
   }
   std::unique_ptr<Replayer> WithFallback(uint64_t cpu_memory_bytes) {
     return MakeFallbackReplayer(
-        MakeCpuReplayer(cuda_.get()),
+        MakeReplayer(cuda_.get()),
         [this] {
           ++n_loads_;
           return LoadTiny(nullptr);
@@ -75,9 +75,8 @@ class CudaReplayerTest : public ::testing::Test {
 
 TEST_F(CudaReplayerTest, RebuildsTheWindowOfTheCpu) {
   const ReplayJob job = Job();
-  ASSERT_OK_AND_ASSIGN(
-      const auto on_cpu,
-      MakeCpuReplayer(cpu_.get())->Rebuild({&job, 1}, nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto on_cpu,
+                       MakeReplayer(cpu_.get())->Rebuild({&job, 1}, nullptr));
   ASSERT_OK_AND_ASSIGN(const auto on_device,
                        WithFallback(UINT64_MAX)->Rebuild({&job, 1}, nullptr));
   const WindowState& wanted = on_cpu[0].window;
@@ -97,9 +96,8 @@ TEST_F(CudaReplayerTest, RebuildsTheWindowOfTheCpu) {
 
 TEST_F(CudaReplayerTest, WhatFindsNoRoomRunsOnTheCpuAndSaysWhy) {
   const ReplayJob job = Job();
-  ASSERT_OK_AND_ASSIGN(
-      const auto wanted,
-      MakeCpuReplayer(cpu_.get())->Rebuild({&job, 1}, nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto wanted,
+                       MakeReplayer(cpu_.get())->Rebuild({&job, 1}, nullptr));
   const auto replayer = WithFallback(UINT64_MAX);
   LeaveRoomFor(0.5);
   for (int i = 0; i < 2; ++i) {

@@ -94,7 +94,7 @@ TEST_P(DeepSeekV41ReplayTest, BoundedReplaysAgree) {
                         .want_logits = true};
     ASSERT_OK_AND_ASSIGN(
         const std::vector<ReplayResult> results,
-        MakeCpuReplayer(model_.get())->Rebuild(std::span(&job, 1), nullptr));
+        MakeReplayer(model_.get())->Rebuild(std::span(&job, 1), nullptr));
     const std::unique_ptr<Sequence> woken = model_->NewSequence();
     ASSERT_OK(ImportWindow(results[0].window, woken.get()));
     const std::string at = std::to_string(cut) + ".";
@@ -186,7 +186,7 @@ class DecoderTailTest : public DeepSeekV41ReplayTest {
         .plan = &plan, .ids = std::span(ids_).first(cut), .reader = &rows};
     ASSERT_OK_AND_ASSIGN(
         const std::vector<ReplayResult> results,
-        MakeCpuReplayer(model_.get())->Rebuild(std::span(&job, 1), nullptr));
+        MakeReplayer(model_.get())->Rebuild(std::span(&job, 1), nullptr));
     ASSERT_OK_AND_ASSIGN(const WindowState wanted,
                          ExportWindow(layout(), held, cut));
     for (size_t i = 0; i < wanted.slots.size(); ++i) {

@@ -108,7 +108,7 @@ absl::StatusOr<ReplayResult> FamilyConformance::Rebuild(
                       .want_logits = want_logits};
   TORPOR_ASSIGN_OR_RETURN(
       std::vector<ReplayResult> results,
-      MakeCpuReplayer(model)->Rebuild(std::span(&job, 1), nullptr));
+      MakeReplayer(model)->Rebuild(std::span(&job, 1), nullptr));
   return std::move(results[0]);
 }
 

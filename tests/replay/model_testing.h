@@ -93,7 +93,7 @@ class TestSession {
                                           std::span<const uint32_t> ids,
                                           const ReplayPlan& plan,
                                           MemoryRows* rows) {
-    const std::unique_ptr<Replayer> replayer = MakeCpuReplayer(model);
+    const std::unique_ptr<Replayer> replayer = MakeReplayer(model);
     const ReplayJob job{
         .plan = &plan, .ids = ids.first(plan.resume_at), .reader = rows};
     TORPOR_ASSIGN_OR_RETURN(const auto results,

@@ -63,6 +63,8 @@ pinned_max_bytes = 20
 [replay]
 isa = "avx2"
 threads = 21
+device = "auto"
+device_memory_bytes = 27
 memory_bytes = 22
 max_batch = 23
 [plane]
@@ -108,6 +110,8 @@ number = 29
   EXPECT_EQ(s.store.pinned_max_bytes, 20);
   EXPECT_EQ(config_.isa, "avx2");
   EXPECT_EQ(config_.threads, 21);
+  EXPECT_EQ(config_.device, "auto");
+  EXPECT_EQ(config_.device_memory_bytes, 27);
   EXPECT_FALSE(s.backend.segments.enabled);
   EXPECT_EQ(s.backend.segments.segment_bytes, 41);
   EXPECT_EQ(s.backend.segments.max_bytes, 42);

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A daemon whose models run on a device (emulated): what receipts and model
+// states say of it, where there is no room, and when the device is lost.
+
+#include "service/device.h"
+
+#include "tests/kernels/emulated_ops.h"
+#include "tests/service/model_fixture.h"
+
+namespace torpor::service {
+namespace {
+
+using absl::StatusCode;
+using kernels::EmulatedDevice;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(ChooseDeviceTest, TheCpuNeedsNothing) {
+  ASSERT_OK_AND_ASSIGN(const Device device, ChooseDevice("cpu", 0));
+  EXPECT_EQ(device.name, "cpu");
+  EXPECT_EQ(device.reason, "");
+  EXPECT_EQ(device.open, nullptr);
+}
+
+TEST(ChooseDeviceTest, AutoTakesADeviceOrSaysWhyNot) {
+  ASSERT_OK_AND_ASSIGN(const Device device, ChooseDevice("auto", 0));
+  EXPECT_EQ(device.name, device.open == nullptr ? "cpu" : "cuda:0");
+  EXPECT_EQ(device.reason.empty(), device.open != nullptr);
+}
+
+TEST(ChooseDeviceTest, OtherTextsAreRefused) {
+  for (const char* text :
+       {"", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:1 2", "CPU"}) {
+    EXPECT_THAT(ChooseDevice(text, 0), HasStatus(StatusCode::kInvalidArgument,
+                                                 "wanted auto, cpu or cuda:N"))
+        << text;
+  }
+}
+
+TEST(ChooseDeviceTest, ADeviceThatIsNotThereIsUnavailable) {
+  EXPECT_THAT(ChooseDevice("cuda:1000", 0), HasCode(StatusCode::kUnavailable));
+}
+
+class DeviceReplayTest : public ModelReplayTest {
+ protected:
+  void Configure(ServerOptions* options) override {
+    options->backend.models.open_device =
+        []() -> absl::StatusOr<std::shared_ptr<kernels::Ops>> {
+      return EmulatedDevice::NewOps();
+    };
+  }
+  // Its memory goes before the device does.
+  void TearDown() override {
+    client_.reset();
+    Stop();
+  }
+  absl::StatusOr<v1::ModelState> Register(const std::string& name,
+                                          const std::string& directory) {
+    v1::RegisterRequest request;
+    request.set_name(name);
+    request.set_model_dir(directory);
+    return Ask(models(), &v1::ModelService::Stub::Register, request);
+  }
+  void LeaveRoom(uint64_t bytes) {
+    device_.control().SetMemoryBytes(device_.control().bytes_allocated() +
+                                     bytes);
+  }
+
+  EmulatedDevice device_;
+};
+
+TEST_F(DeviceReplayTest, TheReceiptNamesTheDevice) {
+  Asleep("w8", "s", /*snapshot=*/false);
+  Engine engine = NewEngine("w8");
+  ASSERT_OK_AND_ASSIGN(const WakeReport report,
+                       Wake(&engine, "s", v1::REPLAY_MODE_EXACT));
+  const v1::ResumeReceipt& r = report.receipt;
+  EXPECT_THAT(r.replay_numerics_id(), StartsWith("cuda/emulated/gemma3"));
+  EXPECT_EQ(r.fallback_reason(), "");
+  EXPECT_TRUE(r.exact());
+  // The session was computed on the CPU: other numerics promise no equal bits,
+  // but windows that are as near.
+  EXPECT_TRUE(r.verdict() == v1::WITNESS_VERDICT_EXACT ||
+              r.verdict() == v1::WITNESS_VERDICT_MEASURED);
+  EXPECT_GT(r.errors_size(), 0);
+  for (const v1::LayerError& error : r.errors()) {
+    // A rounding of the model's bf16 KV.
+    EXPECT_LE(error.max_relative(), 1.0 / 128);
+  }
+}
+
+TEST_F(DeviceReplayTest, WithoutRoomTheCpuReplaysAndTheReceiptSaysWhy) {
+  Asleep("w8", "s", /*snapshot=*/false);
+  LeaveRoom(4096);
+  Engine engine = NewEngine("w8");
+  ASSERT_OK_AND_ASSIGN(const WakeReport report,
+                       Wake(&engine, "s", v1::REPLAY_MODE_EXACT));
+  const v1::ResumeReceipt& r = report.receipt;
+  EXPECT_THAT(r.fallback_reason(), HasSubstr("no room"));
+  EXPECT_THAT(r.replay_numerics_id(), StartsWith("cpu/"));
+  // The CPU's own bits.
+  EXPECT_EQ(r.verdict(), v1::WITNESS_VERDICT_EXACT);
+}
+
+TEST_F(DeviceReplayTest, ALostDeviceIsUnavailableAndTheDaemonLivesOn) {
+  Asleep("w8", "s", /*snapshot=*/true);
+  device_.control().LoseDevice();
+  for (int i = 0; i < 2; ++i) {
+    Engine engine = NewEngine("w8");
+    EXPECT_THAT(Wake(&engine, "s", v1::REPLAY_MODE_EXACT),
+                HasStatus(StatusCode::kUnavailable, "CUDA"));
+  }
+  Engine engine = NewEngine("w8");
+  EXPECT_OK(Wake(&engine, "s", v1::REPLAY_MODE_SNAPSHOT).status());
+}
+
+TEST_F(DeviceReplayTest, AModelThatDoesNotFitRunsOnTheCpu) {
+  LeaveRoom(1024);
+  ASSERT_OK_AND_ASSIGN(const v1::ModelState state, Register("w5", Dir("w5")));
+  EXPECT_THAT(state.device_reason(), HasSubstr("no room"));
+  EXPECT_THAT(state.numerics_id(), StartsWith("cpu/"));
+}
+
+TEST_F(DeviceReplayTest, AFamilyThatTheDeviceLacksRunsOnTheCpu) {
+  ASSERT_OK_AND_ASSIGN(
+      const v1::ModelState state,
+      Register("v41", std::string(TORPOR_ORACLES_DIR) + "/deepseek_v41/plain"));
+  EXPECT_THAT(state.device_reason(), HasSubstr("no ops for records"));
+  EXPECT_THAT(state.numerics_id(), StartsWith("cpu/"));
+}
+
+}  // namespace
+}  // namespace torpor::service

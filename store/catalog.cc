@@ -3,7 +3,6 @@
 #include "store/catalog.h"
 
 #include <algorithm>
-#include <map>
 #include <span>
 
 #include "absl/strings/str_format.h"
@@ -32,13 +31,6 @@ absl::StatusOr<uint64_t> GetU64(const ReadView& view, Table table,
         "value of key '%s': got %d bytes, wanted 8", key, value->size()));
   }
   return n;
-}
-
-std::string ExtentValue(const RecordExtent& extent) {
-  ByteWriter w;
-  w.Int(extent.tenant);
-  w.Int(extent.record_bytes);
-  return w.Take();
 }
 
 // The entry of a record that loses a name or is met on a walk; nullopt when it
@@ -74,7 +66,7 @@ absl::Status DropRef(WriteTxn& txn, RecordNumber number) {
   if (--entry->refs == 0) {
     TORPOR_RETURN_IF_ERROR(
         txn.Put(Table::kTrash, RecordKey(number),
-                AsBytes(ExtentValue({entry->tenant, entry->record_bytes}))));
+                AsBytes(EncodeExtent({entry->tenant, entry->record_bytes}))));
   }
   return PutRecord(txn, number, *entry);
 }
@@ -315,6 +307,13 @@ absl::Status EnsureLayout(WriteTxn& txn, const RecordLayout& layout) {
                  AsBytes(EncodeLayout(layout)));
 }
 
+std::string EncodeExtent(const RecordExtent& extent) {
+  ByteWriter w;
+  w.Int(extent.tenant);
+  w.Int(extent.record_bytes);
+  return w.Take();
+}
+
 absl::StatusOr<RecordExtent> DecodeExtent(std::span<const uint8_t> bytes) {
   ByteReader r(bytes);
   RecordExtent extent;
@@ -330,7 +329,7 @@ absl::StatusOr<RecordExtent> DecodeExtent(std::span<const uint8_t> bytes) {
 absl::Status PutStaged(WriteTxn& txn, RecordNumber number,
                        const RecordExtent& extent) {
   return txn.Put(Table::kStaging, RecordKey(number),
-                 AsBytes(ExtentValue(extent)));
+                 AsBytes(EncodeExtent(extent)));
 }
 
 absl::Status DropStaged(WriteTxn& txn, RecordNumber number) {
@@ -341,7 +340,7 @@ absl::Status TrashStaged(WriteTxn& txn, RecordNumber number,
                          const RecordExtent& extent) {
   TORPOR_RETURN_IF_ERROR(DropStaged(txn, number));
   return txn.Put(Table::kTrash, RecordKey(number),
-                 AsBytes(ExtentValue(extent)));
+                 AsBytes(EncodeExtent(extent)));
 }
 
 absl::StatusOr<std::vector<ChainLink>> WalkChain(const ReadView& view,
@@ -408,111 +407,6 @@ absl::StatusOr<Reaped> ReapRecord(WriteTxn& txn, RecordNumber number) {
   TORPOR_RETURN_IF_ERROR(DropChainKeys(txn, number, *entry));
   TORPOR_RETURN_IF_ERROR(DropRef(txn, entry->parent));
   return reaped;
-}
-
-absl::StatusOr<bool> RecountIsDue(const ReadView& view) {
-  TORPOR_ASSIGN_OR_RETURN(const auto value,
-                          view.Get(Table::kMeta, kMetaRecount));
-  return value.has_value();
-}
-
-absl::Status AskForRecount(WriteTxn& txn) {
-  return txn.Put(Table::kMeta, kMetaRecount, {});
-}
-
-absl::StatusOr<bool> Recount(WriteTxn& txn) {
-  bool damaged_manifest = false;
-  std::vector<RecordNumber> named;
-  TORPOR_RETURN_IF_ERROR(
-      txn.Scan(Table::kSessions, "", [&](const Entry& entry) {
-        const absl::StatusOr<SessionManifest> manifest =
-            DecodeManifest(entry.value);
-        damaged_manifest = !manifest.ok();
-        if (damaged_manifest) return false;
-        named.push_back(manifest->tip);
-        for (const AttachmentRef& a : manifest->attachments) {
-          named.push_back(a.record);
-        }
-        return true;
-      }));
-  if (damaged_manifest) return false;
-
-  struct Counts {
-    uint64_t refs = 0;
-    uint64_t live = 0;
-  };
-  std::map<RecordNumber, Counts> counts;
-  std::map<RecordNumber, std::optional<RecordEntry>> records;
-  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kRecords, "", [&](const Entry& entry) {
-    const auto number = LoadBigEndian<uint64_t>(entry.key);
-    const absl::StatusOr<RecordEntry> record = DecodeRecordEntry(entry.value);
-    if (record.ok()) {
-      records[number] = *record;
-      ++counts[record->parent].refs;
-    } else {
-      records[number] = std::nullopt;
-    }
-    return true;
-  }));
-  for (const RecordNumber tip : named) {
-    ++counts[tip].refs;
-    // Up the chain until an ancestor was live already.
-    for (RecordNumber at = tip; at != 0;) {
-      if (counts[at].live++ > 0) break;
-      const auto it = records.find(at);
-      if (it == records.end() || !it->second.has_value()) break;
-      at = it->second->parent;
-    }
-  }
-  bool corrected = false;
-  for (auto& [number, record] : records) {
-    const Counts& right = counts[number];
-    const std::string key = RecordKey(number);
-    if (record.has_value() &&
-        (record->refs != right.refs || record->live != right.live)) {
-      record->refs = static_cast<uint32_t>(right.refs);
-      record->live = static_cast<uint32_t>(right.live);
-      TORPOR_RETURN_IF_ERROR(PutRecord(txn, number, *record));
-      corrected = true;
-    }
-    TORPOR_ASSIGN_OR_RETURN(const auto trash, txn.Get(Table::kTrash, key));
-    if (trash.has_value() == (right.refs == 0)) continue;
-    corrected = true;
-    if (right.refs == 0) {
-      const RecordExtent extent =
-          record.has_value()
-              ? RecordExtent{record->tenant, record->record_bytes}
-              : RecordExtent{};
-      TORPOR_RETURN_IF_ERROR(
-          txn.Put(Table::kTrash, key, AsBytes(ExtentValue(extent))));
-    } else {
-      TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kTrash, key).status());
-    }
-  }
-  std::vector<std::string> nowhere;
-  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kChain, "", [&](const Entry& entry) {
-    if (!records.contains(RecordOfChainKey(entry.key))) {
-      nowhere.emplace_back(entry.key);
-    }
-    return true;
-  }));
-  for (const std::string& key : nowhere) {
-    TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kChain, key).status());
-  }
-  corrected = corrected || !nowhere.empty();
-  nowhere.clear();
-  TORPOR_RETURN_IF_ERROR(txn.Scan(Table::kBlocks, "", [&](const Entry& entry) {
-    ByteReader r(entry.value);
-    const auto number = r.Int<uint64_t>();
-    if (!r.Done() || !records.contains(number)) nowhere.emplace_back(entry.key);
-    return true;
-  }));
-  for (const std::string& key : nowhere) {
-    TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kBlocks, key).status());
-  }
-  corrected = corrected || !nowhere.empty();
-  TORPOR_RETURN_IF_ERROR(txn.Delete(Table::kMeta, kMetaRecount).status());
-  return corrected;
 }
 
 absl::StatusOr<RecordNumber> DrawRecordNumbers(WriteTxn& txn, uint64_t count) {

@@ -92,6 +92,7 @@ struct RecordExtent {
   uint32_t tenant = 0;
   uint64_t record_bytes = 0;
 };
+std::string EncodeExtent(const RecordExtent& extent);
 absl::StatusOr<RecordExtent> DecodeExtent(std::span<const uint8_t> bytes);
 
 // Parts whose manifest is not there yet.

@@ -57,7 +57,7 @@ struct Narrow {
 const std::vector<Narrow>& Narrows() {
   static const auto* const narrows = new std::vector<Narrow>{
       // A benchmark looks for the file ranges that pread is to read.
-      {"lmdb.h", std::regex("store/env\\.cc|bench/raw_io\\.cc")},
+      {"lmdb.h", std::regex("store/(env|txn)\\.cc|bench/raw_io\\.cc")},
       {"sodium.h",
        std::regex("store/(block_id|store_core|lmdb_session_store)"
                   "\\.cc|replay/fingerprint\\.cc|(service|bench)/.*")},

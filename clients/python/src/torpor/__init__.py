@@ -10,7 +10,7 @@ docs/PYTHON.md has the whole of it; proto/torpor/v1/ says what the verbs mean.
 
 from torpor._rpc import Retry, Tls
 from torpor.admin import BackupReport, ServerInfo, Stats, VerifyReport
-from torpor.client import Client, Models, connect
+from torpor.client import Client, connect
 from torpor.errors import (
     Aborted,
     AlreadyExists,
@@ -44,6 +44,7 @@ from torpor.model import (
     SlotKind,
 )
 from torpor.lease import Lease
+from torpor.registry import Models
 from torpor.resume import ResumeSpec, Tokens, Window, Woken
 from torpor.rows import Piece, Rows, RowSet
 from torpor.session import (

@@ -62,6 +62,7 @@ from torpor.session import (
     Verdict,
 )
 from torpor.suspend import SuspendSpec, Ticket, TicketHandle, new_operation_id
+from torpor.transfer import Exported, Imported
 from torpor.witness import LayerWitness, Witness, make_witness
 
 __all__ = [
@@ -74,11 +75,13 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "Divergence",
+    "Exported",
     "ExtraKeySpan",
     "FailedPrecondition",
     "Figures",
     "Fingerprint",
     "Floor",
+    "Imported",
     "Internal",
     "InvalidArgument",
     "LayerError",

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from torpor import _methods as m
-from torpor import _tokens, admin, errors, rows
+from torpor import _tokens, admin, errors, rows, transfer
 from torpor import lease as _lease
 from torpor import resume as _resume
 from torpor import suspend as _suspend
@@ -27,6 +27,7 @@ from torpor.registry import Models
 from torpor.resume import ResumeSpec, Woken
 from torpor.session import ExtraKeySpan, SessionClass, SessionState, SuspendReceipt
 from torpor.suspend import SuspendSpec, Ticket, TicketHandle, new_operation_id
+from torpor.transfer import Exported, Imported
 from torpor.v1 import admin_service_pb2 as admin_pb
 from torpor.v1 import session_service_pb2 as pb
 from torpor.witness import Witness
@@ -158,6 +159,59 @@ class Client:
                 asked,
                 deadline,
             ),
+        )
+
+    # ---- from daemon to daemon
+
+    def export(
+        self,
+        session: bytes | str,
+        path: str | Path,
+        *,
+        replace: bool = False,
+        timeout: float | None = None,
+    ) -> Exported:
+        """A session into a file, verified and durable. Written as PATH.part; what
+        an earlier try left of it is gone on with."""
+        target = Path(path)
+        if not replace and target.exists():
+            raise errors.AlreadyExists(f"{target}: is there; replace=True replaces it")
+        deadline = self._deadline(timeout)
+        state = self.describe(session, timeout=deadline.left())
+        return transfer.export_file(self._connection, state, target, deadline)
+
+    def import_(
+        self,
+        path: str | Path,
+        *,
+        session: bytes | str = b"",
+        timeout: float | None = None,
+    ) -> Imported:
+        """A session out of a file, under its own name or `session`, which must not
+        exist. The file is verified before the daemon hears of it. Called again
+        for the same file, it goes on where it broke, and changes nothing once it
+        is done."""
+        name = _tokens.as_session(session)
+        return transfer.import_file(
+            self._connection, Path(path), name, self._deadline(timeout)
+        )
+
+    def pull(
+        self,
+        source: Client,
+        session: bytes | str,
+        *,
+        as_session: bytes | str = b"",
+        timeout: float | None = None,
+    ) -> Imported:
+        """A session of another daemon, straight from it; as `import_` otherwise.
+        It stays there."""
+        return transfer.pull(
+            self._connection,
+            source._connection,
+            _tokens.as_session(session),
+            _tokens.as_session(as_session),
+            self._deadline(timeout),
         )
 
     # ---- the other verbs of sessions

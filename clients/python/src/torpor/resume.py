@@ -283,7 +283,7 @@ class OneResume:
             return self._read(spec, first.begin, answers, segment, with_tokens, sink)
         finally:
             # Ends the call when something went wrong before its end.
-            _close(answers)
+            answers.close()
             if segment is not None:
                 segment.close()
 
@@ -329,9 +329,3 @@ class OneResume:
             window=window.finish() if window.begun else None,
             receipt=receipt,
         )
-
-
-def _close(answers: Iterator[object]) -> None:
-    close = getattr(answers, "close", None)
-    if close is not None:
-        close()

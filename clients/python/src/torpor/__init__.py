@@ -44,6 +44,7 @@ from torpor.model import (
     SlotKind,
 )
 from torpor.lease import Lease
+from torpor.prefetch import Prefetched
 from torpor.registry import Models
 from torpor.resume import ResumeSpec, Tokens, Window, Woken
 from torpor.rows import Piece, Rows, RowSet
@@ -94,6 +95,7 @@ __all__ = [
     "OutOfRange",
     "PermissionDenied",
     "Piece",
+    "Prefetched",
     "Provenance",
     "ProvenanceRange",
     "ReplayMode",

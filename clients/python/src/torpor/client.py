@@ -17,12 +17,14 @@ from typing import TypeVar
 from torpor import _methods as m
 from torpor import _tokens, admin, errors, rows, transfer
 from torpor import lease as _lease
+from torpor import prefetch as _prefetch
 from torpor import resume as _resume
 from torpor import suspend as _suspend
 from torpor._plane import Plane, Planes
 from torpor._rpc import Connection, Deadline, Message, Method, Retry, Tls
 from torpor.model import Fingerprint
 from torpor.lease import Lease
+from torpor.prefetch import Prefetched
 from torpor.registry import Models
 from torpor.resume import ResumeSpec, Woken
 from torpor.session import ExtraKeySpan, SessionClass, SessionState, SuspendReceipt
@@ -160,6 +162,21 @@ class Client:
                 deadline,
             ),
         )
+
+    def prefetch(
+        self,
+        spec: ResumeSpec | bytes | str,
+        *,
+        replay: bool = False,
+        hold_seconds: int = 0,
+        timeout: float | None = None,
+    ) -> Prefetched:
+        """A resume as in `spec` is near: reads its rows ahead; with `replay`, also
+        rebuilds its window and holds it (0: a minute) for that resume alone.
+        Answers at once; a resume that comes before it is done waits for it."""
+        asked = spec if isinstance(spec, ResumeSpec) else ResumeSpec(spec)
+        request = _prefetch.request_of(asked, replay, hold_seconds)
+        return Prefetched.from_pb(self.call(m.PREFETCH, request, timeout))
 
     # ---- from daemon to daemon
 

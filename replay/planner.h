@@ -111,6 +111,8 @@ struct ReplayPlan {
   }
   // The floor that a later suspend must log; only of inexact plans.
   [[nodiscard]] Floor floor() const { return {resume_at, replay_start, 0}; }
+
+  friend bool operator==(const ReplayPlan&, const ReplayPlan&) = default;
 };
 
 // Pure. REQUIRES: layout.Validate() is OK. kInvalidArgument when the request

@@ -23,16 +23,18 @@ Backend::Backend(std::unique_ptr<store::SessionStore> store, Tenants tenants,
       tickets_("ticket", options.max_tickets, options.idle_limit),
       leases_("lease", options.max_leases, options.idle_limit),
       imports_(options.max_tickets, options.idle_limit),
+      prefetcher_(options.prefetch, &metrics_),
       // A resume rebuilds its window on a thread of its own while rows travel.
       workers_(2 * options.max_calls + 8) {}
 
 Backend::~Backend() {
   // Nobody is told of lost segments any more.
   segments_.Stop();
-  // Leases and tickets hold parts of the store.
+  // Leases, tickets and what was prefetched hold parts of the store.
   for (const auto& ticket : tickets_.TakeAll()) ticket->stored->Cancel();
   leases_.TakeAll();
   imports_.DropAll();
+  prefetcher_.Stop();
 }
 
 absl::Status Backend::Serve(
@@ -91,6 +93,7 @@ void Backend::Account(const v1::ResumeReceipt& r) {
             {"loaded", std::to_string(r.loaded_tokens())},
             {"replayed", std::to_string(r.replayed_tokens())},
             {"recomputed", std::to_string(r.recomputed_tokens())},
+            {"prefetched", r.prefetched() ? "true" : "false"},
             {"sent_bytes", std::to_string(r.bytes_sent())},
             {"shared_bytes", std::to_string(r.shared_memory_bytes())},
             {"replay_us", std::to_string(r.times().replay_us())}});
@@ -113,10 +116,13 @@ void Backend::Maintain() {
   }
   leases_.TakeIdle();
   imports_.DropIdle();
+  prefetcher_.DropExpired();
   metrics_.SetStore(store_->Stats());
   metrics_.SetReplayQueue(replay_.waiting());
   const SegmentBroker::Stats segments = segments_.stats();
   metrics_.SetSegments(segments.segments, segments.bytes);
+  const Prefetcher::Stats prefetched = prefetcher_.stats();
+  metrics_.SetPrefetched(prefetched.sessions, prefetched.held_bytes);
 }
 
 }  // namespace torpor::service

@@ -21,6 +21,7 @@
 #include "service/lease.h"
 #include "service/metrics.h"
 #include "service/model_registry.h"
+#include "service/prefetcher.h"
 #include "service/replay_executor.h"
 #include "service/rpc.h"
 #include "service/tenants.h"
@@ -47,6 +48,7 @@ struct BackendOptions {
   ModelRegistryOptions models;
   ReplayExecutorOptions replay;
   SegmentOptions segments;
+  PrefetcherOptions prefetch;
   // Calls that run at once.
   size_t max_calls = 256;
   size_t max_tickets = 256;
@@ -70,6 +72,7 @@ class Backend {
   Handles<Ticket>& tickets() { return tickets_; }
   Handles<Lease>& leases() { return leases_; }
   ImportTickets& imports() { return imports_; }
+  Prefetcher& prefetcher() { return prefetcher_; }
 
   // Runs the body of a call: kUnavailable while draining, kResourceExhausted
   // when too many run, kUnauthenticated; then counts and logs how it ended.
@@ -80,8 +83,11 @@ class Backend {
   void Account(const v1::SuspendReceipt& receipt);
   void Account(const v1::ResumeReceipt& receipt);
 
-  // New calls are refused from now on.
-  void Drain() { draining_.store(true); }
+  // New calls are refused from now on, and what was prefetched is dropped.
+  void Drain() {
+    draining_.store(true);
+    prefetcher_.Stop();
+  }
   [[nodiscard]] bool draining() const { return draining_.load(); }
   [[nodiscard]] size_t running_calls() const { return running_.load(); }
 
@@ -99,6 +105,8 @@ class Backend {
   Handles<Ticket> tickets_;
   Handles<Lease> leases_;
   ImportTickets imports_;
+  // Its threads use what stands above.
+  Prefetcher prefetcher_;
   std::atomic<bool> draining_{false};
   std::atomic<size_t> running_{0};
   // Last: its threads end before anything they use is gone.

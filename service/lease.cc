@@ -239,14 +239,18 @@ absl::Status Lease::MakePlan() {
     // Cold has nothing to rebuild.
     rebuilt_ = mode == replay::ReplayMode::kCold;
   }
-  if (!header_.engine_replays() && plan.replay_tokens() > 0 &&
-      model_->replayer == nullptr) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "model '%s': this daemon cannot replay it: %s; resume with "
-        "engine_replays, from a snapshot, or cold",
-        model_->name, model_->no_replay_reason));
-  }
   return absl::OkStatus();
+}
+
+absl::Status Lease::CheckReplayable() {
+  if (header_.engine_replays() || plan().replay_tokens() == 0 ||
+      model_->replayer != nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "model '%s': this daemon cannot replay it: %s; resume with "
+      "engine_replays, from a snapshot, or cold",
+      model_->name, model_->no_replay_reason));
 }
 
 absl::Status Lease::CheckSnapshotSlots(bool has_snapshot) const {
@@ -335,7 +339,8 @@ absl::StatusOr<uint64_t> Lease::ReadRows(uint32_t slot, replay::Rows rows,
 }
 
 absl::StatusOr<const replay::WindowState*> Lease::Window(
-    ReplayExecutor* executor, const std::function<bool()>& cancelled) {
+    ReplayExecutor* executor, Prefetcher* prefetcher,
+    const std::function<bool()>& cancelled) {
   if (header_.engine_replays()) {
     return absl::FailedPreconditionError(
         "window: this lease was begun with engine_replays");
@@ -352,10 +357,17 @@ absl::StatusOr<const replay::WindowState*> Lease::Window(
     if (rebuilt_) return &window_;
     rebuilding_ = true;
   }
-  Rebuilt result = RebuildWindow(Inputs(), plan(), executor, cancelled);
+  const SteadyClock::time_point begin = SteadyClock::now();
+  std::optional<Rebuilt> held = TakePrefetched(prefetcher, cancelled);
+  const uint64_t waited_us = MicrosecondsSince(begin);
+  const bool prefetched = held.has_value();
+  Rebuilt result =
+      prefetched ? *std::move(held) : RebuildApart(executor, cancelled);
   MutexLock lock(&mu_);
   rebuilding_ = false;
   rebuilt_changed_.NotifyAll();
+  prefetched_ = prefetched;
+  queue_us_ += waited_us;
   plan_ = result.plan;
   report_ = std::move(result.report);
   rung_ = result.rung;
@@ -377,6 +389,34 @@ absl::StatusOr<const replay::WindowState*> Lease::Window(
   window_ = std::move(result.window);
   rebuilt_ = true;
   return &window_;
+}
+
+PlannedWindow Lease::Planned() {
+  const store::SessionInfo& info = stored_->info();
+  return {.session = info.key,
+          .version = info.version,
+          .updated_at_us = info.updated_at_us,
+          .model = model_,
+          .plan = plan(),
+          .want_logits = header_.want_logits(),
+          .max_error = header_.limits().max_error(),
+          .allow_cold = header_.limits().allow_cold()};
+}
+
+Rebuilt Lease::RebuildApart(ReplayExecutor* executor,
+                            const std::function<bool()>& cancelled) {
+  return RebuildWindow(Inputs(), plan(), executor, cancelled);
+}
+
+std::optional<Rebuilt> Lease::TakePrefetched(
+    Prefetcher* prefetcher, const std::function<bool()>& cancelled) {
+  // A resume by tokens is no session's.
+  if (header_.session().empty()) return std::nullopt;
+  std::optional<Rebuilt> held = prefetcher->Take(Planned(), cancelled);
+  if (!held.has_value()) return std::nullopt;
+  held->bytes_read = 0;
+  held->queue_us = held->read_us = held->verify_us = held->replay_us = 0;
+  return held;
 }
 
 v1::WindowHeader Lease::WindowHeader() {
@@ -431,6 +471,7 @@ v1::ResumeReceipt Lease::Receipt() {
   receipt.set_mode_used(ToProto(plan_.mode));
   receipt.set_exact(plan_.exact && plan_.mode != replay::ReplayMode::kCold);
   receipt.set_rung(rung_);
+  receipt.set_prefetched(prefetched_);
   receipt.set_verdict(static_cast<v1::WitnessVerdict>(report_.verdict));
   receipt.set_replay_numerics_id(replay_numerics_);
   receipt.set_fallback_reason(fallback_reason_);

@@ -21,6 +21,7 @@
 #include "replay/witness.h"
 #include "service/data_plane.h"
 #include "service/model_registry.h"
+#include "service/prefetcher.h"
 #include "service/replay_executor.h"
 #include "service/window_rebuild.h"
 #include "store/session_store.h"
@@ -55,11 +56,20 @@ class Lease {
   absl::StatusOr<uint64_t> ReadRows(uint32_t slot, replay::Rows rows,
                                     std::span<uint8_t> out);
 
+  // kFailedPrecondition when the plan wants a replay that this daemon cannot
+  // run.
+  [[nodiscard]] absl::Status CheckReplayable();
+
   // Rebuilds the window once and keeps it: replay or snapshot, verified against
-  // the witness, climbing where `limits` allow. kDataLoss when bits that were
-  // promised are not there.
+  // the witness, climbing where `limits` allow; one that `prefetcher` holds is
+  // taken instead. kDataLoss when bits that were promised are not there.
   absl::StatusOr<const replay::WindowState*> Window(
-      ReplayExecutor* executor, const std::function<bool()>& cancelled);
+      ReplayExecutor* executor, Prefetcher* prefetcher,
+      const std::function<bool()>& cancelled);
+  // The window for another lease: which one it is, and itself.
+  PlannedWindow Planned();
+  Rebuilt RebuildApart(ReplayExecutor* executor,
+                       const std::function<bool()>& cancelled);
   v1::WindowHeader WindowHeader();
 
   void AddSent(uint64_t bytes, uint64_t transfer_us);
@@ -78,6 +88,9 @@ class Lease {
   absl::Status CompareWithPrompt(const store::TokenRun& prompt);
   absl::Status TakeCut();
   absl::Status MakePlan();
+  // What the prefetcher holds; what it took to rebuild is not this resume's.
+  std::optional<Rebuilt> TakePrefetched(Prefetcher* prefetcher,
+                                        const std::function<bool()>& cancelled);
   // kFailedPrecondition when a wake that is not cold would lack rows that a
   // snapshot alone brings back.
   absl::Status CheckSnapshotSlots(bool has_snapshot) const;
@@ -108,6 +121,7 @@ class Lease {
   replay::WindowState window_ ABSL_GUARDED_BY(mu_);
   replay::WitnessReport report_ ABSL_GUARDED_BY(mu_);
   uint32_t rung_ ABSL_GUARDED_BY(mu_) = 0;
+  bool prefetched_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t bytes_read_ ABSL_GUARDED_BY(mu_) = 0;
   std::string replay_numerics_ ABSL_GUARDED_BY(mu_);
   std::string fallback_reason_ ABSL_GUARDED_BY(mu_);

@@ -74,6 +74,11 @@ struct Metrics::Impl {
                                          .Register(*registry);
   Family<Counter>& row_bytes = CounterFamily(
       "torpor_row_bytes_total", "Row bytes by direction and data plane.");
+  Family<Counter>& prefetches =
+      CounterFamily("torpor_prefetches_total",
+                    "What was asked ahead of resumes, and what came of it.");
+  Family<Gauge>& prefetched = GaugeFamily(
+      "torpor_prefetched", "Sessions that are prefetched, and their memory.");
   Family<Gauge>& store = GaugeFamily("torpor_store", "State of the store.");
   Gauge& replay_queue =
       GaugeFamily("torpor_replay_queue", "Replays that wait.").Add({});
@@ -178,6 +183,18 @@ void Metrics::CountRowBytes(const char* direction, bool shared_memory,
       .Add({{"direction", direction},
             {"plane", shared_memory ? "shared_memory" : "grpc"}})
       .Increment(static_cast<double>(bytes));
+}
+
+void Metrics::CountPrefetch(const char* event) {
+  impl_->prefetches.Add({{"event", event}}).Increment();
+}
+
+void Metrics::SetPrefetched(size_t sessions, uint64_t held_bytes) {
+  const std::map<const char*, uint64_t> values = {{"sessions", sessions},
+                                                  {"held_bytes", held_bytes}};
+  for (const auto& [field, value] : values) {
+    impl_->prefetched.Add({{"field", field}}).Set(static_cast<double>(value));
+  }
 }
 
 void Metrics::SetReplayQueue(size_t waiting) {

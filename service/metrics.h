@@ -36,10 +36,14 @@ class Metrics {
   void CountFullRecompute(std::string_view reason);
   // Row bytes of a stream, "in" or "out", by the plane that carried them.
   void CountRowBytes(const char* direction, bool shared_memory, uint64_t bytes);
+  // asked, read, held, used, expired, cancelled, refused, failed.
+  void CountPrefetch(const char* event);
   void SetStore(const store::StoreStats& stats);
   void SetReplayQueue(size_t waiting);
   // Shared-memory segments that are open, and their bytes.
   void SetSegments(size_t segments, uint64_t bytes);
+  // Sessions that are prefetched, and the memory of their windows.
+  void SetPrefetched(size_t sessions, uint64_t held_bytes);
 
  private:
   struct Impl;

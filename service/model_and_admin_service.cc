@@ -131,7 +131,6 @@ grpc::ServerUnaryReactor* AdminServiceImpl::ServerInfo(
       response->set_format_version(store::kRecordFormatVersion);
       response->set_data_dir(facts_.data_dir);
       response->set_started_at(facts_.started_at);
-      response->add_unimplemented("Prefetch");
       response->set_numerics_id(facts_.numerics);
       response->set_draining(backend_.draining());
       return absl::OkStatus();

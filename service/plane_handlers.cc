@@ -55,7 +55,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::OpenPlane(
           TORPOR_ASSIGN_OR_RETURN(
               const std::shared_ptr<Lease> lease,
               backend_.leases().Get(tenant, request->lease()));
-          ask.bytes = BytesToSend(*lease);
+          ask.bytes = CompactBytes(*lease) + WindowBytes(*lease);
           ask.flow = Flow::kToClient;
           ask.on_lost = RemoveFrom(lease, &lease->planes());
           *response =

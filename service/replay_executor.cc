@@ -16,6 +16,12 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 constexpr auto kPoll = std::chrono::milliseconds(20);
 
+// A device refuses by itself what it has no room for.
+uint64_t MemoryOf(const RegisteredModel& model,
+                  const replay::ReplayPlan& plan) {
+  return model.on_device ? 0 : model.replayer->MemoryFor(plan);
+}
+
 }  // namespace
 
 struct ReplayExecutor::Job {
@@ -54,18 +60,20 @@ size_t ReplayExecutor::waiting() const {
   return queue_.size();
 }
 
+absl::Status ReplayExecutor::Admits(const RegisteredModel& model,
+                                    const replay::ReplayPlan& plan) const {
+  const uint64_t memory = MemoryOf(model, plan);
+  if (memory <= options_.memory_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "replay of %d tokens at %d: takes %d bytes of memory, %d are allowed",
+      plan.replay_tokens(), plan.resume_at, memory, options_.memory_bytes));
+}
+
 absl::StatusOr<ReplayOutcome> ReplayExecutor::Run(
     ReplayRequest request, const std::function<bool()>& cancelled) {
+  TORPOR_RETURN_IF_ERROR(Admits(*request.model, request.plan));
   auto job = std::make_shared<Job>();
-  if (!request.model->on_device) {
-    job->memory = request.model->replayer->MemoryFor(request.plan);
-  }
-  if (job->memory > options_.memory_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "replay of %d tokens at %d: takes %d bytes of memory, %d are allowed",
-        request.plan.replay_tokens(), request.plan.resume_at, job->memory,
-        options_.memory_bytes));
-  }
+  job->memory = MemoryOf(*request.model, request.plan);
   job->request = std::move(request);
   MutexLock lock(&mu_);
   if (stopping_) return absl::UnavailableError("replay: shutting down");

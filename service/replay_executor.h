@@ -56,6 +56,10 @@ class ReplayExecutor {
   absl::StatusOr<ReplayOutcome> Run(ReplayRequest request,
                                     const std::function<bool()>& cancelled);
 
+  // kResourceExhausted when Run would refuse the plan.
+  [[nodiscard]] absl::Status Admits(const RegisteredModel& model,
+                                    const replay::ReplayPlan& plan) const;
+
   [[nodiscard]] size_t waiting() const;
 
  private:

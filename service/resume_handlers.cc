@@ -68,13 +68,15 @@ absl::StatusOr<std::shared_ptr<Lease>> BeginLease(Backend& backend,
   absl::StatusOr<std::unique_ptr<Lease>> lease =
       Lease::Begin(&backend.store(), backend.models(), tenant, input.header,
                    input.prompt.ids.empty() ? nullptr : &input.prompt);
-  if (!lease.ok()) {
-    if (lease.status().code() == absl::StatusCode::kFailedPrecondition ||
-        lease.status().code() == absl::StatusCode::kDataLoss) {
+  const absl::Status status =
+      lease.ok() ? (*lease)->CheckReplayable() : lease.status();
+  if (!status.ok()) {
+    if (status.code() == absl::StatusCode::kFailedPrecondition ||
+        status.code() == absl::StatusCode::kDataLoss) {
       backend.metrics().CountFullRecompute(
-          absl::StatusCodeToString(lease.status().code()));
+          absl::StatusCodeToString(status.code()));
     }
-    return lease.status();
+    return status;
   }
   return std::shared_ptr<Lease>(*std::move(lease));
 }
@@ -82,12 +84,12 @@ absl::StatusOr<std::shared_ptr<Lease>> BeginLease(Backend& backend,
 PlaneAnswer PlaneFor(Backend& backend, Call& call, Lease& lease,
                      const v1::DataPlaneOffer& offer,
                      std::function<void(ServerSegment&)> on_lost) {
-  PlaneAnswer answer =
-      ChoosePlane(&backend.segments(), {.offer = &offer,
-                                        .peer = call.context()->peer(),
-                                        .bytes = BytesToSend(lease),
-                                        .flow = Flow::kToClient,
-                                        .on_lost = std::move(on_lost)});
+  PlaneAnswer answer = ChoosePlane(
+      &backend.segments(), {.offer = &offer,
+                            .peer = call.context()->peer(),
+                            .bytes = CompactBytes(lease) + WindowBytes(lease),
+                            .flow = Flow::kToClient,
+                            .on_lost = std::move(on_lost)});
   if (answer.segment != nullptr) lease.planes().Add(answer.segment);
   return answer;
 }
@@ -254,7 +256,8 @@ RawWriter* SessionServiceImpl::Window(grpc::CallbackServerContext* context,
                                       out.Open(*lease, asked.segment()));
               TORPOR_ASSIGN_OR_RETURN(
                   const replay::WindowState* window,
-                  lease->Window(&backend_.replay(), call.cancelled_fn()));
+                  lease->Window(&backend_.replay(), &backend_.prefetcher(),
+                                call.cancelled_fn()));
               v1::WindowChunk head;
               *head.mutable_header() = lease->WindowHeader();
               if (!write(EncodeMessage(head))) {
@@ -332,7 +335,8 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
               if (with_window) {
                 backend_.workers().Post([&] {
                   window =
-                      lease->Window(&backend_.replay(), call.cancelled_fn());
+                      lease->Window(&backend_.replay(), &backend_.prefetcher(),
+                                    call.cancelled_fn());
                   rebuilt.Done(true);
                 });
               }

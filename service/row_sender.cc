@@ -23,7 +23,7 @@ absl::Status Finish(Lease& lease, RowOutlet* outlet, uint64_t bytes_before,
 
 }  // namespace
 
-uint64_t BytesToSend(Lease& lease) {
+uint64_t CompactBytes(Lease& lease) {
   const replay::ModelLayout& layout = lease.model()->layout;
   const uint64_t cut = lease.plan().resume_at;
   uint64_t bytes = 0;
@@ -31,6 +31,13 @@ uint64_t BytesToSend(Lease& lease) {
     const replay::Slot& slot = layout.slots[index];
     bytes += replay::RowsOf(slot, 0, cut).size() * slot.row_bytes;
   }
+  return bytes;
+}
+
+uint64_t WindowBytes(Lease& lease) {
+  const replay::ModelLayout& layout = lease.model()->layout;
+  const uint64_t cut = lease.plan().resume_at;
+  uint64_t bytes = 0;
   for (const replay::SlotRows& rows : replay::WindowRowsAt(layout, cut)) {
     bytes += (rows.end - rows.first) * layout.slots[rows.slot].row_bytes;
   }

@@ -29,8 +29,10 @@ struct Shard {
 absl::StatusOr<Shard> CheckShard(uint32_t shard, uint32_t n_shards,
                                  const replay::ModelLayout& layout);
 
-// Bytes of every row that the lease may send.
-uint64_t BytesToSend(Lease& lease);
+// Bytes of every row that the lease may send: compact ones, and those of the
+// window.
+uint64_t CompactBytes(Lease& lease);
+uint64_t WindowBytes(Lease& lease);
 
 // Not thread-safe.
 class RowSender {

@@ -102,6 +102,7 @@ absl::Status ServerOptions::Validate() const {
     }
   }
   TORPOR_RETURN_IF_ERROR(backend.segments.Validate());
+  TORPOR_RETURN_IF_ERROR(backend.prefetch.Validate());
   for (const std::string& address : listen) {
     if (IsUnix(address)) continue;
     if (address.rfind(':') == std::string::npos) {

@@ -61,6 +61,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Fork(
       if (request->has_at()) spec.at = request->at();
       TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
                               backend_.store().Fork(spec));
+      backend_.prefetcher().Cancel(info.key);
       *response = StateOf(backend_, tenant, info);
       return absl::OkStatus();
     });
@@ -78,6 +79,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Rewind(
                                    request->expected_version(),
                                    request->operation_id()},
                                   request->at()));
+      backend_.prefetcher().Cancel(info.key);
       *response = StateOf(backend_, tenant, info);
       return absl::OkStatus();
     });
@@ -139,6 +141,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Delete(
           backend_.store().Erase({{tenant, request->session()},
                                   request->expected_version(),
                                   request->operation_id()}));
+      backend_.prefetcher().Cancel({tenant, request->session()});
       response->set_version(version);
       return absl::OkStatus();
     });

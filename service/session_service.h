@@ -2,8 +2,9 @@
 //
 // torpor.v1.SessionService. One handler a verb: decode and validate, call,
 // encode. Suspend and resume have files of their own
-// (service/suspend_handlers.cc, service/resume_handlers.cc), so have Export and
-// Import (service/transfer_handlers.cc). Prefetch answers UNIMPLEMENTED.
+// (service/suspend_handlers.cc, service/resume_handlers.cc), so have Prefetch
+// (service/prefetch_handlers.cc), Export and Import
+// (service/transfer_handlers.cc).
 
 #ifndef TORPOR_SERVICE_SESSION_SERVICE_H_
 #define TORPOR_SERVICE_SESSION_SERVICE_H_
@@ -45,7 +46,8 @@ using WithOtherMethods = v1::SessionService::WithCallbackMethod_List<
                 v1::SessionService::WithCallbackMethod_OpenPlane<
                     v1::SessionService::WithCallbackMethod_Export<
                         v1::SessionService::WithCallbackMethod_Import<
-                            Base>>>>>>>;
+                            v1::SessionService::WithCallbackMethod_Prefetch<
+                                Base>>>>>>>>;
 
 using SessionServiceBase = WithRowMethods<
     WithMessageMethods<WithOtherMethods<v1::SessionService::Service>>>;
@@ -86,6 +88,11 @@ class SessionServiceImpl final : public SessionServiceBase {
                                     const v1::ReleaseRequest* request,
                                     v1::ResumeReceipt* response) override;
   RawBidi* Resume(grpc::CallbackServerContext* context) override;
+
+  // ---- ahead of a resume (service/prefetch_handlers.cc)
+  grpc::ServerUnaryReactor* Prefetch(grpc::CallbackServerContext* context,
+                                     const v1::PrefetchRequest* request,
+                                     v1::PrefetchResponse* response) override;
 
   // ---- data planes (service/plane_handlers.cc)
   grpc::ServerUnaryReactor* OpenPlane(grpc::CallbackServerContext* context,

@@ -190,7 +190,7 @@ class TicketIntake {
 };
 
 absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
-                                                Ticket& ticket,
+                                                uint32_t tenant, Ticket& ticket,
                                                 const v1::CommitRequest& c) {
   if (c.client_state().size() > store::kMaxClientStateBytes) {
     return absl::InvalidArgumentError(
@@ -211,6 +211,7 @@ absl::StatusOr<v1::SuspendReceipt> CommitTicket(Backend& backend,
   }
   TORPOR_ASSIGN_OR_RETURN(const store::SuspendReceipt receipt,
                           ticket.stored->Commit(std::move(attachments)));
+  backend.prefetcher().Cancel({tenant, ticket.session});
   v1::SuspendReceipt out = ToProto(ticket.session, receipt);
   out.set_shared_memory_bytes(ticket.planes.bytes());
   const auto since = std::chrono::steady_clock::now() - ticket.begun;
@@ -357,7 +358,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Commit(
           const std::shared_ptr<Ticket> ticket,
           backend_.tickets().Get(tenant, request->ticket()));
       absl::StatusOr<v1::SuspendReceipt> receipt =
-          CommitTicket(backend_, *ticket, *request);
+          CommitTicket(backend_, tenant, *ticket, *request);
       // Missing rows may still come; any other end spends the ticket.
       if (receipt.status().code() != absl::StatusCode::kFailedPrecondition &&
           receipt.status().code() != absl::StatusCode::kInvalidArgument) {
@@ -451,7 +452,7 @@ RawReader* SessionServiceImpl::Suspend(grpc::CallbackServerContext* context,
                 if (rest.has_commit()) {
                   TORPOR_ASSIGN_OR_RETURN(
                       const v1::SuspendReceipt receipt,
-                      CommitTicket(backend_, *ticket, rest.commit()));
+                      CommitTicket(backend_, tenant, *ticket, rest.commit()));
                   *response = EncodeMessage(receipt);
                   return absl::OkStatus();
                 }

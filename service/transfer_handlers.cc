@@ -123,6 +123,8 @@ class ImportCall {
     }
     TORPOR_ASSIGN_OR_RETURN(const store::SessionInfo info,
                             backend_.store().Describe(session));
+    // It may come in under a number that was in use before.
+    backend_.prefetcher().Cancel(session);
     *answer.mutable_state() = ToProto(info);
     return answer;
   }

@@ -13,6 +13,7 @@
 #include <ctime>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "absl/strings/escaping.h"
@@ -96,6 +97,23 @@ void PrintJson(const nlohmann::json& json) {
   std::cout << json.dump(2, ' ', false,
                          nlohmann::json::error_handler_t::replace)
             << '\n';
+}
+
+absl::StatusOr<v1::ReplayMode> ParseReplayMode(const std::string& option,
+                                               const std::string& name) {
+  static const auto* const modes = new std::map<std::string, v1::ReplayMode>{
+      {"auto", v1::REPLAY_MODE_AUTO},
+      {"bounded", v1::REPLAY_MODE_BOUNDED},
+      {"exact", v1::REPLAY_MODE_EXACT},
+      {"snapshot", v1::REPLAY_MODE_SNAPSHOT},
+      {"cold", v1::REPLAY_MODE_COLD}};
+  const auto it = modes->find(name);
+  if (it == modes->end()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: got '%s', wanted auto, bounded, exact, snapshot or cold", option,
+        name));
+  }
+  return it->second;
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {

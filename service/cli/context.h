@@ -40,6 +40,7 @@ void AddPlanCommand(CLI::App* app, Context* context, Run* run);
 void AddDumpCommand(CLI::App* app, Context* context, Run* run);
 void AddRunCommand(CLI::App* app, Context* context, Run* run);
 void AddSessionCommands(CLI::App* app, Context* context, Run* run);
+void AddPrefetchCommand(CLI::App* app, Context* context, Run* run);
 void AddTransferCommands(CLI::App* app, Context* context, Run* run);
 void AddExplainCommand(CLI::App* app, Context* context, Run* run);
 void AddAdminCommands(CLI::App* app, Context* context, Run* run);
@@ -61,6 +62,9 @@ void ShowProgress(const std::string& text);
 nlohmann::json ToJson(const google::protobuf::Message& message);
 void PrintJson(const nlohmann::json& json);
 
+// kInvalidArgument names the option.
+absl::StatusOr<v1::ReplayMode> ParseReplayMode(const std::string& option,
+                                               const std::string& name);
 // kNotFound with the reason.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 // Token ids of a JSON file: a list, or an object with a list "tokens".

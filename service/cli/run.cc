@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <optional>
 
@@ -52,22 +51,6 @@ struct Options {
 double MillisecondsSince(SteadyClock::time_point begin) {
   return std::chrono::duration<double, std::milli>(SteadyClock::now() - begin)
       .count();
-}
-
-absl::StatusOr<v1::ReplayMode> ParseMode(const std::string& name) {
-  static const auto* const modes = new std::map<std::string, v1::ReplayMode>{
-      {"auto", v1::REPLAY_MODE_AUTO},
-      {"bounded", v1::REPLAY_MODE_BOUNDED},
-      {"exact", v1::REPLAY_MODE_EXACT},
-      {"snapshot", v1::REPLAY_MODE_SNAPSHOT},
-      {"cold", v1::REPLAY_MODE_COLD}};
-  const auto it = modes->find(name);
-  if (it == modes->end()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "--wake: got '%s', wanted auto, bounded, exact, snapshot or cold",
-        name));
-  }
-  return it->second;
 }
 
 // Text of a byte-vocabulary model: a token is a byte.
@@ -151,7 +134,8 @@ class Runner {
 
   absl::Status Wake() {
     WakeOptions wake;
-    TORPOR_ASSIGN_OR_RETURN(wake.mode, ParseMode(options_.wake));
+    TORPOR_ASSIGN_OR_RETURN(wake.mode,
+                            ParseReplayMode("--wake", options_.wake));
     wake.limits.set_replay_tokens(options_.replay_tokens);
     wake.limits.set_max_error(options_.max_error);
     wake.limits.set_allow_cold(options_.allow_cold);
@@ -165,16 +149,16 @@ class Runner {
     if (!context_.json) {
       const v1::ResumeReceipt& r = report.receipt;
       std::cerr << absl::StrFormat(
-          "woken %s%s: %d loaded + %d replayed + %d recomputed of %d tokens, "
+          "woken %s%s%s: %d loaded + %d replayed + %d recomputed of %d tokens, "
           "%s (replay %s)\n",
           std::string(replay::ReplayModeName(
               static_cast<replay::ReplayMode>(r.mode_used()))),
           r.exact()                                  ? ", the window it had"
           : r.mode_used() == v1::REPLAY_MODE_BOUNDED ? ", approximate"
                                                      : "",
-          r.loaded_tokens(), r.replayed_tokens(), r.recomputed_tokens(),
-          r.prompt_tokens(), Milliseconds(report.resume_us),
-          Milliseconds(r.times().replay_us()));
+          r.prefetched() ? ", prefetched" : "", r.loaded_tokens(),
+          r.replayed_tokens(), r.recomputed_tokens(), r.prompt_tokens(),
+          Milliseconds(report.resume_us), Milliseconds(r.times().replay_us()));
     }
     return absl::OkStatus();
   }

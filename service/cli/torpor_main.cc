@@ -88,6 +88,7 @@ int Main(int argc, char** argv) {
   AddModelCommands(&app, &context, &run);
   AddPlanCommand(&app, &context, &run);
   AddSessionCommands(&app, &context, &run);
+  AddPrefetchCommand(&app, &context, &run);
   AddTransferCommands(&app, &context, &run);
   AddExplainCommand(&app, &context, &run);
   AddAdminCommands(&app, &context, &run);

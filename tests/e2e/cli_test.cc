@@ -146,6 +146,46 @@ TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
   Fails({"run", "--model", "w8"}, "--session");
 }
 
+// A window that is rebuilt ahead serves one wake of the same kind, and is gone
+// with its daemon.
+TEST_F(CliTest, PrefetchAheadOfAWake) {
+  StartWithSession();
+  const std::vector<std::string> wake = {
+      "run", "--session",  "s",         "--model", "w8",     "--generate",
+      "20",  "--no-sleep", "--threads", "1",       "--wake", "exact"};
+  const std::vector<std::string> ahead = {
+      "prefetch", "s", "--replay", "--mode", "exact", "--hold", "5m"};
+  const json truth = Succeeds(wake);
+  EXPECT_EQ(truth["resume"]["receipt"]["prefetched"], false);
+  json begun = Succeeds({"prefetch", "s"});
+  EXPECT_EQ(begun["replaying"], false);
+  EXPECT_EQ(begun["resume_at"], "63");
+  begun = Succeeds(ahead);
+  EXPECT_EQ(begun["replaying"], true);
+  EXPECT_EQ(begun["reason"], "");
+  EXPECT_EQ(begun["plan"]["mode"], "REPLAY_MODE_EXACT");
+  const json woken = Succeeds(wake);
+  EXPECT_EQ(woken["resume"]["receipt"]["prefetched"], true);
+  EXPECT_EQ(woken["resume"]["receipt"]["verdict"], "WITNESS_VERDICT_EXACT");
+  EXPECT_EQ(woken["tokens"], truth["tokens"]);
+
+  EXPECT_THAT(Prints(ahead), HasSubstr("rebuilding its window: exact"));
+  EXPECT_THAT(Prints(ahead), HasSubstr("keeping its window: exact"));
+  EXPECT_THAT(Torpor(wake).err, HasSubstr("woken exact, the window it had, "
+                                          "prefetched"));
+  EXPECT_EQ(Succeeds(ahead)["replaying"], true);
+  Stop();
+  Start();
+  EXPECT_EQ(Succeeds(wake)["resume"]["receipt"]["prefetched"], false);
+
+  Fails({"prefetch", "gone"}, "gone");
+  Fails({"prefetch"}, "session");
+  Fails({"prefetch", "s", "--mode", "maybe"}, "--mode");
+  Fails({"prefetch", "s", "--mode", "snapshot"}, "snapshot");
+  Fails({"prefetch", "s", "--hold", "soon"}, "--hold");
+  Fails({"prefetch", "s", "--hold", "11m"}, "660");
+}
+
 TEST_F(CliTest, SessionsShowForkRewindTouchRm) {
   StartWithSession();
   EXPECT_THAT(Prints({"sessions"}), HasSubstr("w8"));
@@ -235,8 +275,8 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   EXPECT_EQ(help.code, 0);
   for (const char* command :
        {"run", "model", "plan", "sessions", "show", "fork", "rewind", "rm",
-        "touch", "explain", "stats", "verify", "backup", "doctor", "dump",
-        "completion"}) {
+        "touch", "prefetch", "explain", "stats", "verify", "backup", "doctor",
+        "dump", "completion"}) {
     EXPECT_THAT(help.out, HasSubstr(command));
     const Finished its = Torpor({command, "--help"});
     EXPECT_EQ(its.code, 0) << command;
@@ -420,6 +460,7 @@ TEST_F(CliTest, CompletionIsAShellScript) {
   EXPECT_EQ(complete("torpor rew", 1), "rewind\n");
   EXPECT_EQ(complete("torpor model li", 2), "list\n");
   EXPECT_EQ(complete("torpor run --no-s", 2), "--no-sleep\n");
+  EXPECT_EQ(complete("torpor prefetch --rep", 2), "--replay --replay-tokens\n");
   Fails({"completion", "tcsh"}, "tcsh");
   Fails({"completion"}, "shell");
 }

@@ -218,15 +218,11 @@ TEST_F(BadFieldTest, RangesThatAreNotThere) {
   EXPECT_OK(Release(begun.lease()));
 }
 
-TEST_F(BadFieldTest, VerbsThatAreNotServed) {
-  EXPECT_THAT(Ask(sessions(), &Stub::Prefetch, v1::PrefetchRequest()),
-              HasCode(StatusCode::kUnimplemented));
-  // The daemon knows of itself.
+TEST_F(BadFieldTest, TheDaemonKnowsOfItself) {
   ASSERT_OK_AND_ASSIGN(const v1::ServerInfoResponse info,
                        Ask(admin(), &v1::AdminService::Stub::ServerInfo,
                            v1::ServerInfoRequest()));
-  EXPECT_THAT(info.unimplemented(),
-              ::testing::UnorderedElementsAre("Prefetch"));
+  EXPECT_THAT(info.unimplemented(), ::testing::IsEmpty());
   EXPECT_EQ(info.data_dir(), dir().File("data"));
   EXPECT_FALSE(info.draining());
 }

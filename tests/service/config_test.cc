@@ -67,6 +67,10 @@ device = "auto"
 device_memory_bytes = 27
 memory_bytes = 22
 max_batch = 23
+[prefetch]
+held_bytes = 51
+sessions = 52
+hold_limit_seconds = 53
 [plane]
 shared_memory = false
 segment_bytes = 41
@@ -112,6 +116,9 @@ number = 29
   EXPECT_EQ(config_.threads, 21);
   EXPECT_EQ(config_.device, "auto");
   EXPECT_EQ(config_.device_memory_bytes, 27);
+  EXPECT_EQ(s.backend.prefetch.held_bytes, 51);
+  EXPECT_EQ(s.backend.prefetch.sessions, 52);
+  EXPECT_EQ(s.backend.prefetch.hold_limit.count(), 53);
   EXPECT_FALSE(s.backend.segments.enabled);
   EXPECT_EQ(s.backend.segments.segment_bytes, 41);
   EXPECT_EQ(s.backend.segments.max_bytes, 42);

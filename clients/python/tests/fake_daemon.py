@@ -13,13 +13,17 @@ import grpc
 
 # Takes the messages of a call, raw; returns those of the answer.
 Answer = Callable[[list[bytes], grpc.ServicerContext], list[bytes]]
+# Takes them as they come, and answers between them.
+LiveAnswer = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
 class FakeDaemon(grpc.GenericRpcHandler):
-    """`answers` by the verb's name; `calls` records what came."""
+    """`answers` and `live` by the verb's name; `calls` records what the former
+    got."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
+        self.live: dict[str, LiveAnswer] = {}
         self.calls: list[tuple[str, list[bytes]]] = []
 
     def count(self, verb: str) -> int:
@@ -31,6 +35,9 @@ class FakeDaemon(grpc.GenericRpcHandler):
         def serve(
             requests: Iterator[bytes], context: grpc.ServicerContext
         ) -> Iterator[bytes]:
+            if verb in self.live:
+                yield from self.live[verb](requests, context)
+                return
             got = list(requests)
             self.calls.append((verb, got))
             if verb not in self.answers:

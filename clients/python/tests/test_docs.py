@@ -14,7 +14,7 @@ from daemon import ROOT, Daemon
 def test_the_page_runs_as_written(daemon: Daemon) -> None:
     page = (ROOT / "docs/PYTHON.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     # As README has it, with a shorter prompt.
     daemon.torpor("model", "add", str(ROOT / "models/nano"), "--name", "nano")
     words = ["--session", "hello", "--model", "nano", "--prompt", "hello " * 100]

@@ -10,7 +10,7 @@ docs/PYTHON.md has the whole of it; proto/torpor/v1/ says what the verbs mean.
 
 from torpor._rpc import Retry, Tls
 from torpor.admin import BackupReport, ServerInfo, Stats, VerifyReport
-from torpor.client import Client, Models, connect
+from torpor.client import Client, connect
 from torpor.errors import (
     Aborted,
     AlreadyExists,
@@ -44,6 +44,8 @@ from torpor.model import (
     SlotKind,
 )
 from torpor.lease import Lease
+from torpor.prefetch import Prefetched
+from torpor.registry import Models
 from torpor.resume import ResumeSpec, Tokens, Window, Woken
 from torpor.rows import Piece, Rows, RowSet
 from torpor.session import (
@@ -61,6 +63,7 @@ from torpor.session import (
     Verdict,
 )
 from torpor.suspend import SuspendSpec, Ticket, TicketHandle, new_operation_id
+from torpor.transfer import Exported, Imported
 from torpor.witness import LayerWitness, Witness, make_witness
 
 __all__ = [
@@ -73,11 +76,13 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "Divergence",
+    "Exported",
     "ExtraKeySpan",
     "FailedPrecondition",
     "Figures",
     "Fingerprint",
     "Floor",
+    "Imported",
     "Internal",
     "InvalidArgument",
     "LayerError",
@@ -90,6 +95,7 @@ __all__ = [
     "OutOfRange",
     "PermissionDenied",
     "Piece",
+    "Prefetched",
     "Provenance",
     "ProvenanceRange",
     "ReplayMode",

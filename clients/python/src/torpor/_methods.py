@@ -69,6 +69,15 @@ TOUCH: Method[session.TouchRequest, session.SessionState] = Method(
 LOOKUP_PREFIX: Method[session.LookupPrefixRequest, session.LookupPrefixResponse] = (
     Method("SessionService/LookupPrefix", session.LookupPrefixResponse.FromString)
 )
+PREFETCH: Method[session.PrefetchRequest, session.PrefetchResponse] = Method(
+    "SessionService/Prefetch", session.PrefetchResponse.FromString
+)
+EXPORT: Method[session.ExportRequest, session.TransferChunk] = Method(
+    "SessionService/Export", session.TransferChunk.FromString
+)
+IMPORT: Method[session.ImportRequest, session.ImportResponse] = Method(
+    "SessionService/Import", session.ImportResponse.FromString
+)
 
 REGISTER: Method[model.RegisterRequest, model.ModelState] = Method(
     "ModelService/Register", model.ModelState.FromString

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
@@ -204,24 +204,24 @@ class Connection:
 
     def receive(
         self, method: Method[Req, Res], request: Req, deadline: Deadline
-    ) -> Iterator[Res]:
-        """A server stream. Leaving the iterator early cancels the call."""
+    ) -> Answers[Res]:
+        """A server stream."""
         stub = self._channel.unary_stream(
             method.path, _serialize, response_deserializer=method.parse
         )
-        return _answers(stub(request, timeout=deadline.left(), metadata=self._metadata))
+        return Answers(stub(request, timeout=deadline.left(), metadata=self._metadata))
 
     def exchange(
         self, method: Method[Req, Res], messages: Iterable[Req], deadline: Deadline
-    ) -> Iterator[Res]:
-        """Both ways. Leaving the iterator early cancels the call."""
+    ) -> Answers[Res]:
+        """Both ways."""
         guarded = Guarded(messages)
         stub = self._channel.stream_stream(
             method.path, _serialize, response_deserializer=method.parse
         )
         call = stub(iter(guarded), timeout=deadline.left(), metadata=self._metadata)
         guarded.on_error = call.cancel
-        return _answers(call, guarded)
+        return Answers(call, guarded)
 
     def raw_unary(self, path: str, request: bytes, deadline: Deadline) -> bytes:
         """A verb of another package, bytes in and out."""
@@ -232,11 +232,36 @@ class Connection:
             raise errors.of_rpc(error) from None
 
 
-class _Answers(Protocol[Res_co]):
+class _Call(Protocol[Res_co]):
     """A gRPC call that is read."""
 
-    def __iter__(self) -> Iterator[Res_co]: ...
+    def __next__(self) -> Res_co: ...
     def cancel(self) -> object: ...
+
+
+class Answers(Generic[Res]):
+    """What a call streams. Any thread may close it, which cancels the call."""
+
+    def __init__(self, call: _Call[Res], guarded: Guarded[Any] | None = None) -> None:
+        self._call = call
+        self._guarded = guarded
+
+    def __iter__(self) -> Answers[Res]:
+        return self
+
+    def __next__(self) -> Res:
+        try:
+            return next(self._call)
+        except grpc.RpcError as error:
+            if self._guarded is not None and self._guarded.error is not None:
+                raise self._guarded.error from None
+            raise errors.of_rpc(error) from None
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _serialize(message: Message) -> bytes:
@@ -245,14 +270,3 @@ def _serialize(message: Message) -> bytes:
 
 def _same(raw: bytes) -> bytes:
     return raw
-
-
-def _answers(call: _Answers[Res], guarded: Guarded[Req] | None = None) -> Iterator[Res]:
-    try:
-        yield from call
-    except grpc.RpcError as error:
-        if guarded is not None and guarded.error is not None:
-            raise guarded.error from None
-        raise errors.of_rpc(error) from None
-    finally:
-        call.cancel()

@@ -15,19 +15,22 @@ from types import TracebackType
 from typing import TypeVar
 
 from torpor import _methods as m
-from torpor import _tokens, admin, errors, rows
+from torpor import _tokens, admin, errors, rows, transfer
 from torpor import lease as _lease
+from torpor import prefetch as _prefetch
 from torpor import resume as _resume
 from torpor import suspend as _suspend
 from torpor._plane import Plane, Planes
 from torpor._rpc import Connection, Deadline, Message, Method, Retry, Tls
-from torpor.model import Figures, Fingerprint, Layout, Model, ReplayMode
+from torpor.model import Fingerprint
 from torpor.lease import Lease
+from torpor.prefetch import Prefetched
+from torpor.registry import Models
 from torpor.resume import ResumeSpec, Woken
 from torpor.session import ExtraKeySpan, SessionClass, SessionState, SuspendReceipt
 from torpor.suspend import SuspendSpec, Ticket, TicketHandle, new_operation_id
+from torpor.transfer import Exported, Imported
 from torpor.v1 import admin_service_pb2 as admin_pb
-from torpor.v1 import model_service_pb2 as model_pb
 from torpor.v1 import session_service_pb2 as pb
 from torpor.witness import Witness
 
@@ -158,6 +161,74 @@ class Client:
                 asked,
                 deadline,
             ),
+        )
+
+    def prefetch(
+        self,
+        spec: ResumeSpec | bytes | str,
+        *,
+        replay: bool = False,
+        hold_seconds: int = 0,
+        timeout: float | None = None,
+    ) -> Prefetched:
+        """A resume as in `spec` is near: reads its rows ahead; with `replay`, also
+        rebuilds its window and holds it (0: a minute) for that resume alone.
+        Answers at once; a resume that comes before it is done waits for it."""
+        asked = spec if isinstance(spec, ResumeSpec) else ResumeSpec(spec)
+        request = _prefetch.request_of(asked, replay, hold_seconds)
+        return Prefetched.from_pb(self.call(m.PREFETCH, request, timeout))
+
+    # ---- from daemon to daemon
+
+    def export(
+        self,
+        session: bytes | str,
+        path: str | Path,
+        *,
+        replace: bool = False,
+        timeout: float | None = None,
+    ) -> Exported:
+        """A session into a file, verified and durable. Written as PATH.part; what
+        an earlier try left of it is gone on with."""
+        target = Path(path)
+        if not replace and target.exists():
+            raise errors.AlreadyExists(f"{target}: is there; replace=True replaces it")
+        deadline = self._deadline(timeout)
+        state = self.describe(session, timeout=deadline.left())
+        return transfer.export_file(self._connection, state, target, deadline)
+
+    def import_(
+        self,
+        path: str | Path,
+        *,
+        session: bytes | str = b"",
+        timeout: float | None = None,
+    ) -> Imported:
+        """A session out of a file, under its own name or `session`, which must not
+        exist. The file is verified before the daemon hears of it. Called again
+        for the same file, it goes on where it broke, and changes nothing once it
+        is done."""
+        name = _tokens.as_session(session)
+        return transfer.import_file(
+            self._connection, Path(path), name, self._deadline(timeout)
+        )
+
+    def pull(
+        self,
+        source: Client,
+        session: bytes | str,
+        *,
+        as_session: bytes | str = b"",
+        timeout: float | None = None,
+    ) -> Imported:
+        """A session of another daemon, straight from it; as `import_` otherwise.
+        It stays there."""
+        return transfer.pull(
+            self._connection,
+            source._connection,
+            _tokens.as_session(session),
+            _tokens.as_session(as_session),
+            self._deadline(timeout),
         )
 
     # ---- the other verbs of sessions
@@ -366,86 +437,6 @@ class Client:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
-
-
-class Models:
-    """`client.models`."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        # A name keeps its model for as long as the daemon's data directory.
-        self._known: dict[str, Model] = {}
-
-    def register(
-        self,
-        name: str,
-        *,
-        directory: str | Path | None = None,
-        config_json: str = "",
-        layout: Layout | None = None,
-        kv_dtype: str = "",
-        fingerprint: Fingerprint = Fingerprint(),
-        block_size: int = 0,
-        timeout: float | None = None,
-    ) -> Model:
-        """Registers a model from one of: a directory on the daemon's host, the
-        text of a config.json, a layout. Repeating a registration is harmless."""
-        request = model_pb.RegisterRequest(
-            name=name,
-            model_dir="" if directory is None else os.fspath(directory),
-            config_json=config_json,
-            layout=None if layout is None else layout.to_pb(),
-            kv_dtype=kv_dtype,
-            fingerprint=fingerprint.to_pb(),
-            block_size=block_size,
-        )
-        return self._keep(self._client.call(m.REGISTER, request, timeout))
-
-    def describe(self, name: str, *, timeout: float | None = None) -> Model:
-        request = model_pb.DescribeModelRequest(name=name)
-        return self._keep(self._client.call(m.DESCRIBE_MODEL, request, timeout))
-
-    def get(self, name: str) -> Model:
-        """As `describe`, asked once for each name."""
-        known = self._known.get(name)
-        return self.describe(name) if known is None else known
-
-    def list(self, *, timeout: float | None = None) -> list[Model]:
-        request = model_pb.ListModelsRequest()
-        answer = self._client.call(m.LIST_MODELS, request, timeout)
-        return [self._keep(one) for one in answer.models]
-
-    def plan(
-        self,
-        model: str = "",
-        *,
-        config_json: str = "",
-        kv_dtype: str = "",
-        n_tokens: int = 0,
-        resume_at: int = 0,
-        mode: ReplayMode | str = ReplayMode.AUTO,
-        replay_tokens: int = 0,
-        want_logits: bool = False,
-        timeout: float | None = None,
-    ) -> Figures:
-        """Sizes and replay lengths of a registered model or any config.json;
-        with `resume_at`, the plan of that cut too."""
-        request = model_pb.PlanRequest(
-            model=model,
-            config_json=config_json,
-            kv_dtype=kv_dtype,
-            n_tokens=n_tokens,
-            resume_at=resume_at,
-            mode=ReplayMode.of(mode).wire_name,
-            replay_tokens=replay_tokens,
-            want_logits=want_logits,
-        )
-        return Figures.from_pb(self._client.call(m.PLAN, request, timeout))
-
-    def _keep(self, state: model_pb.ModelState) -> Model:
-        model = Model.from_pb(state)
-        self._known[model.name] = model
-        return model
 
 
 def connect(

@@ -60,12 +60,12 @@ class ResumeSpec:
         object.__setattr__(self, "ids", _tokens.as_ids(self.ids))
         object.__setattr__(self, "mode", ReplayMode.of(self.mode))
 
-    def messages(
-        self, offer: pb.DataPlaneOffer | None, send_tokens: bool
-    ) -> Iterator[pb.BeginResumeRequest]:
+    def header(
+        self, offer: pb.DataPlaneOffer | None = None, send_tokens: bool = False
+    ) -> pb.BeginResumeHeader:
         mode = ReplayMode.of(self.mode)
         cold = mode is ReplayMode.COLD if self.allow_cold is None else self.allow_cold
-        header = pb.BeginResumeHeader(
+        return pb.BeginResumeHeader(
             session=_tokens.as_session(self.session),
             version=self.version,
             model=self.model,
@@ -85,7 +85,11 @@ class ResumeSpec:
             numerics_id=self.numerics_id,
             send_tokens=send_tokens,
         )
-        yield pb.BeginResumeRequest(header=header)
+
+    def messages(
+        self, offer: pb.DataPlaneOffer | None, send_tokens: bool
+    ) -> Iterator[pb.BeginResumeRequest]:
+        yield pb.BeginResumeRequest(header=self.header(offer, send_tokens))
         for chunk in _tokens.chunks(_tokens.as_ids(self.ids), self.extra_keys):
             yield pb.BeginResumeRequest(tokens=chunk)
 
@@ -283,7 +287,7 @@ class OneResume:
             return self._read(spec, first.begin, answers, segment, with_tokens, sink)
         finally:
             # Ends the call when something went wrong before its end.
-            _close(answers)
+            answers.close()
             if segment is not None:
                 segment.close()
 
@@ -329,9 +333,3 @@ class OneResume:
             window=window.finish() if window.begun else None,
             receipt=receipt,
         )
-
-
-def _close(answers: Iterator[object]) -> None:
-    close = getattr(answers, "close", None)
-    if close is not None:
-        close()

@@ -198,6 +198,9 @@ class ResumeReceipt:
     # (tokens, why they were not reused).
     reasons: tuple[tuple[int, str], ...]
     times: PhaseTimes
+    # True when a prefetch had rebuilt the window: then `bytes_read` and `times`
+    # are of this resume alone.
+    prefetched: bool
     # Goes into the next suspend; None when the wake was exact.
     floor: Floor | None
 
@@ -236,6 +239,7 @@ class ResumeReceipt:
             errors=tuple(LayerError.from_pb(e) for e in m.errors),
             reasons=tuple((r.tokens, r.reason) for r in m.reasons),
             times=PhaseTimes.from_pb(m.times),
+            prefetched=m.prefetched,
             floor=Floor.from_pb(m.floor) if m.HasField("floor") else None,
         )
 

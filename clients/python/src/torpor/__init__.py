@@ -43,7 +43,7 @@ from torpor.model import (
     Slot,
     SlotKind,
 )
-from torpor.lease import Lease
+from torpor.lease import EngineReplay, Lease
 from torpor.resume import ResumeSpec, Tokens, Window, Woken
 from torpor.rows import Piece, Rows, RowSet
 from torpor.session import (
@@ -73,6 +73,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "Divergence",
+    "EngineReplay",
     "ExtraKeySpan",
     "FailedPrecondition",
     "Figures",

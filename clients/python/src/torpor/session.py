@@ -29,7 +29,7 @@ class Provenance(WireEnum):
 class Verdict(WireEnum):
     """What the witness said of a rebuilt window."""
 
-    # No window was rebuilt: an engine replays, or nothing was to be.
+    # No window was rebuilt, or an engine did it and has not said what it ran.
     NONE = 0
     UNWITNESSED = 1
     EXACT = 2
@@ -200,6 +200,8 @@ class ResumeReceipt:
     times: PhaseTimes
     # Goes into the next suspend; None when the wake was exact.
     floor: Floor | None
+    # What ran the replay; empty when no token was run.
+    replay_numerics_id: str
 
     @property
     def max_error(self) -> float:
@@ -237,6 +239,7 @@ class ResumeReceipt:
             reasons=tuple((r.tokens, r.reason) for r in m.reasons),
             times=PhaseTimes.from_pb(m.times),
             floor=Floor.from_pb(m.floor) if m.HasField("floor") else None,
+            replay_numerics_id=m.replay_numerics_id,
         )
 
 

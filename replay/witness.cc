@@ -121,6 +121,84 @@ class ErrorSum {
   uint64_t n_ = 0;
 };
 
+const LayerWitness* LayerOf(const Witness& witness, uint32_t layer) {
+  for (const LayerWitness& one : witness.layers) {
+    if (one.layer == layer) return &one;
+  }
+  return nullptr;
+}
+
+const WitnessRow* RowOf(const LayerWitness& layer, uint64_t position) {
+  for (const WitnessRow& row : layer.rows) {
+    if (row.position == position) return &row;
+  }
+  return nullptr;
+}
+
+// `layers` has which rows each slot holds, `got` and `wanted` their bytes.
+absl::StatusOr<WitnessReport> Compare(
+    const ModelLayout& layout, const std::map<uint32_t, LayerWindow>& layers,
+    const Witness& got, const Witness& wanted) {
+  if (got.resume_at != wanted.resume_at ||
+      layers.size() != wanted.layers.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "witness: of a cut at %d with %d layers, the window is of %d with %d",
+        wanted.resume_at, wanted.layers.size(), got.resume_at, layers.size()));
+  }
+  WitnessReport report;
+  report.verdict = Verdict::kExact;
+  std::set<uint32_t> seen;
+  for (const LayerWitness& layer : wanted.layers) {
+    const auto window = layers.find(layer.layer);
+    const LayerWitness* const rebuilt = LayerOf(got, layer.layer);
+    if (window == layers.end() || rebuilt == nullptr ||
+        !seen.insert(layer.layer).second) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "witness: of layer %d, which %s", layer.layer,
+          seen.contains(layer.layer) ? "stands in it twice" : "has no window"));
+    }
+    LayerError error;
+    error.layer = layer.layer;
+    error.digest_equal = rebuilt->digest == layer.digest;
+    ErrorSum sum;
+    for (const WitnessRow& row : layer.rows) {
+      const WitnessRow* const same = RowOf(*rebuilt, row.position);
+      if (same == nullptr) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "witness: row %d of layer %d lies outside the window", row.position,
+            layer.layer));
+      }
+      std::vector<const Slot*> parts;
+      size_t bytes = 0;
+      for (const SlotRows* rows : window->second.slots) {
+        if (row.position < rows->first || row.position >= rows->end) continue;
+        parts.push_back(&layout.slots[rows->slot]);
+        bytes += parts.back()->row_bytes;
+      }
+      for (const WitnessRow* const one : {same, &row}) {
+        if (one->bytes.size() == bytes) continue;
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "witness: row %d of layer %d has %d bytes, wanted %d", row.position,
+            layer.layer, one->bytes.size(), bytes));
+      }
+      size_t at = 0;
+      for (const Slot* const slot : parts) {
+        const auto part = [&](const WitnessRow& of) {
+          return Values(slot->format,
+                        std::span(of.bytes).subspan(at, slot->row_bytes));
+        };
+        sum.Add(part(*same), part(row));
+        at += slot->row_bytes;
+      }
+    }
+    error.max_relative = sum.max_relative();
+    error.mean_relative = sum.mean_relative();
+    if (!error.digest_equal) report.verdict = Verdict::kMeasured;
+    report.layers.push_back(error);
+  }
+  return report;
+}
+
 }  // namespace
 
 Witness MakeWitness(const ModelLayout& layout, std::string_view numerics_id,
@@ -159,54 +237,29 @@ absl::StatusOr<WitnessReport> CompareWithWitness(const ModelLayout& layout,
                                                  const WindowState& window,
                                                  const Witness& witness) {
   const auto layers = ByLayer(layout, window);
-  if (window.resume_at != witness.resume_at ||
-      layers.size() != witness.layers.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "witness: of a cut at %d with %d layers, the window is of %d with %d",
-        witness.resume_at, witness.layers.size(), window.resume_at,
-        layers.size()));
-  }
-  WitnessReport report;
-  report.verdict = Verdict::kExact;
-  std::set<uint32_t> seen;
-  for (const LayerWitness& wanted : witness.layers) {
-    const auto found = layers.find(wanted.layer);
-    if (found == layers.end() || !seen.insert(wanted.layer).second) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "witness: of layer %d, which %s", wanted.layer,
-          found == layers.end() ? "has no window" : "stands in it twice"));
+  Witness got;
+  got.resume_at = window.resume_at;
+  for (const auto& [layer, rows] : layers) {
+    LayerWitness& one = got.layers.emplace_back();
+    one.layer = layer;
+    one.digest = DigestOf(layout, rows);
+    const LayerWitness* const wanted = LayerOf(witness, layer);
+    if (wanted == nullptr) continue;
+    for (const WitnessRow& row : wanted->rows) {
+      if (!rows.Has(row.position)) continue;
+      one.rows.push_back({row.position, RowAt(layout, rows, row.position)});
     }
-    const LayerWindow& layer = found->second;
-    LayerError error;
-    error.layer = wanted.layer;
-    error.digest_equal = DigestOf(layout, layer) == wanted.digest;
-    ErrorSum sum;
-    for (const WitnessRow& row : wanted.rows) {
-      if (!layer.Has(row.position)) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "witness: row %d of layer %d lies outside the window", row.position,
-            wanted.layer));
-      }
-      const uint64_t row_bytes = RowAt(layout, layer, row.position).size();
-      if (row_bytes != row.bytes.size()) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "witness: row %d of layer %d has %d bytes, wanted %d", row.position,
-            wanted.layer, row.bytes.size(), row_bytes));
-      }
-      std::span<const uint8_t> rest = row.bytes;
-      for (const SlotRows* rows : layer.slots) {
-        const std::string& format = layout.slots[rows->slot].format;
-        const std::span<const uint8_t> got = RowOf(layout, *rows, row.position);
-        sum.Add(Values(format, got), Values(format, rest.first(got.size())));
-        rest = rest.subspan(got.size());
-      }
-    }
-    error.max_relative = sum.max_relative();
-    error.mean_relative = sum.mean_relative();
-    if (!error.digest_equal) report.verdict = Verdict::kMeasured;
-    report.layers.push_back(error);
   }
-  return report;
+  return Compare(layout, layers, got, witness);
+}
+
+absl::StatusOr<WitnessReport> CompareWitnesses(const ModelLayout& layout,
+                                               const Witness& got,
+                                               const Witness& wanted) {
+  WindowState window;
+  window.resume_at = got.resume_at;
+  window.slots = WindowRowsAt(layout, got.resume_at);
+  return Compare(layout, ByLayer(layout, window), got, wanted);
 }
 
 }  // namespace torpor::replay

@@ -82,6 +82,11 @@ absl::StatusOr<WitnessReport> CompareWithWitness(const ModelLayout& layout,
                                                  const WindowState& window,
                                                  const Witness& witness);
 
+// The same, of an engine's window of which its witness alone is known.
+absl::StatusOr<WitnessReport> CompareWitnesses(const ModelLayout& layout,
+                                               const Witness& got,
+                                               const Witness& wanted);
+
 }  // namespace torpor::replay
 
 #endif  // TORPOR_REPLAY_WITNESS_H_

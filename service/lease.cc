@@ -446,6 +446,31 @@ void Lease::AddReason(uint64_t tokens, std::string reason) {
   reasons_.push_back(std::move(entry));
 }
 
+absl::Status Lease::AddEngineReplay(const v1::EngineReplay& replay) {
+  if (!header_.engine_replays()) {
+    return absl::InvalidArgumentError(
+        "release: got what an engine ran, and this lease was begun without "
+        "engine_replays");
+  }
+  const replay::ModelLayout& layout = model_->layout;
+  TORPOR_RETURN_IF_ERROR(CheckWitness(replay.witness(), layout, cut_));
+  TORPOR_ASSIGN_OR_RETURN(const replay::Witness got,
+                          FromProto(replay.witness(), cut_));
+  TORPOR_ASSIGN_OR_RETURN(const std::optional<replay::Witness> wanted,
+                          ReadWitness(Inputs()));
+  replay::WitnessReport report;
+  if (wanted.has_value()) {
+    TORPOR_ASSIGN_OR_RETURN(report,
+                            replay::CompareWitnesses(layout, got, *wanted));
+  }
+  MutexLock lock(&mu_);
+  report_ = std::move(report);
+  token_layers_ = replay.token_layers();
+  replay_numerics_ = got.numerics_id;
+  replay_us_ = replay.replay_us();
+  return absl::OkStatus();
+}
+
 void Lease::AddSent(uint64_t bytes, uint64_t transfer_us) {
   MutexLock lock(&mu_);
   bytes_sent_ += bytes;

@@ -72,6 +72,9 @@ class Lease {
                        const std::function<bool()>& cancelled);
   v1::WindowHeader WindowHeader();
 
+  // What the engine says it ran, for the receipt. kInvalidArgument when this
+  // lease is not an engine's, or the witness cannot be of its window.
+  absl::Status AddEngineReplay(const v1::EngineReplay& replay);
   void AddSent(uint64_t bytes, uint64_t transfer_us);
   v1::ResumeReceipt Receipt();
 

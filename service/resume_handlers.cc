@@ -277,6 +277,9 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Release(
           TORPOR_ASSIGN_OR_RETURN(
               const std::shared_ptr<Lease> lease,
               backend_.leases().Get(tenant, request->lease()));
+          if (request->has_replay()) {
+            TORPOR_RETURN_IF_ERROR(lease->AddEngineReplay(request->replay()));
+          }
           backend_.leases().Remove(tenant, request->lease());
           *response = lease->Receipt();
           backend_.Account(*response);

@@ -151,8 +151,33 @@ TEST(WitnessTest, EachFlippedBitIsSeenInItsLayerAlone) {
       EXPECT_EQ(report.verdict, Verdict::kMeasured);
       EXPECT_FALSE(report.layers[layer].digest_equal);
       EXPECT_TRUE(report.layers[1 - layer].digest_equal);
+      ASSERT_OK_AND_ASSIGN(const WitnessReport of_witness,
+                           CompareWitnesses(layout, got, wanted));
+      EXPECT_EQ(of_witness.verdict, report.verdict);
+      for (size_t l = 0; l < 2; ++l) {
+        const LayerError& a = of_witness.layers[l];
+        const LayerError& b = report.layers[l];
+        EXPECT_EQ(a.digest_equal, b.digest_equal);
+        EXPECT_EQ(a.max_relative, b.max_relative);
+        EXPECT_EQ(a.mean_relative, b.mean_relative);
+      }
     }
   }
+}
+
+TEST(WitnessTest, WitnessesOfOtherWindowsDoNotCompare) {
+  const ModelLayout layout = SmallLayout();
+  const Witness wanted = MakeWitness(layout, "", WindowAt(layout, 20));
+  const auto refused = [&](const char* text, auto change) {
+    Witness got = wanted;
+    change(&got);
+    EXPECT_THAT(CompareWitnesses(layout, got, wanted),
+                testing::HasStatus(absl::StatusCode::kInvalidArgument, text));
+  };
+  refused("cut at 20", [](Witness* w) { w->resume_at = 21; });
+  refused("no window", [](Witness* w) { w->layers.pop_back(); });
+  refused("outside", [](Witness* w) { w->layers[0].rows.clear(); });
+  refused("bytes", [](Witness* w) { w->layers[0].rows[0].bytes.pop_back(); });
 }
 
 TEST(WitnessTest, SwappedRowsOrPartsAreSeen) {

@@ -123,6 +123,54 @@ TEST_F(WitnessTest, TheTopOfTheClimbIsColdAndOnlyWhenAllowed) {
   EXPECT_TRUE(cold.window.empty());
 }
 
+TEST_F(WitnessTest, AnEngineSaysWhatItRan) {
+  Asleep("w8", "s", false);
+  ASSERT_OK_AND_ASSIGN(const auto begun, BeginResume(EngineResume("s")));
+  v1::ReleaseRequest release;
+  release.set_lease(begun.lease());
+  v1::EngineReplay* const replay = release.mutable_replay();
+  replay->set_token_layers(77);
+  replay->set_replay_us(5);
+  const auto end = [&] { return Ask(sessions(), &Stub::Release, release); };
+  EXPECT_THAT(end(), HasStatus(StatusCode::kInvalidArgument, "got 0 layers"));
+  *replay->mutable_witness() = begun.witness();
+  replay->mutable_witness()->set_numerics_id("an engine");
+  replay->mutable_witness()->mutable_layers(0)->mutable_rows()->Clear();
+  EXPECT_THAT(end(), HasStatus(StatusCode::kInvalidArgument, "outside"));
+  // The lease stayed. One row is other than what was stored.
+  *replay->mutable_witness()->mutable_layers(0) = begun.witness().layers(0);
+  v1::LayerWitness* const changed =
+      replay->mutable_witness()->mutable_layers(1);
+  changed->mutable_digest()->at(3) ^= 1;
+  changed->mutable_rows(0)->mutable_row()->at(1) ^= 1;
+  ASSERT_OK_AND_ASSIGN(const v1::ResumeReceipt receipt, end());
+  EXPECT_EQ(receipt.replayed_token_layers(), 77);
+  EXPECT_EQ(receipt.times().replay_us(), 5);
+  EXPECT_EQ(receipt.replay_numerics_id(), "an engine");
+  EXPECT_EQ(receipt.verdict(), v1::WITNESS_VERDICT_MEASURED);
+  ASSERT_EQ(receipt.errors_size(), begun.witness().layers_size());
+  EXPECT_EQ(receipt.errors(0).max_relative(), 0);
+  EXPECT_TRUE(receipt.errors(0).digest_equal());
+  EXPECT_GT(receipt.errors(1).max_relative(), 0);
+  EXPECT_FALSE(receipt.errors(1).digest_equal());
+  ExpectAddsUp(receipt);
+  ExpectIdle();
+}
+
+TEST_F(WitnessTest, WhatAnEngineRanIsNotForOtherLeases) {
+  Asleep("w8", "s", false);
+  v1::BeginResumeHeader header;
+  header.set_session("s");
+  header.set_mode(v1::REPLAY_MODE_EXACT);
+  ASSERT_OK_AND_ASSIGN(const auto begun, BeginResume(header));
+  v1::ReleaseRequest release;
+  release.set_lease(begun.lease());
+  release.mutable_replay();
+  EXPECT_THAT(Ask(sessions(), &Stub::Release, release),
+              HasStatus(StatusCode::kInvalidArgument, "engine_replays"));
+  ASSERT_OK(Release(begun.lease()));
+}
+
 TEST_F(WitnessTest, WithoutAWitnessNothingIsVerified) {
   SleepWithWitness([](v1::Witness* w) { w->Clear(); });
   ASSERT_OK_AND_ASSIGN(const Woken woken, Exact());

@@ -10,15 +10,18 @@ import sys
 
 from daemon import ROOT, Daemon
 
+HF_HEADING = "## Hugging Face transformers"
 
-def test_the_page_runs_as_written(daemon: Daemon) -> None:
+
+def blocks_of(begin: str, end: str) -> list[str]:
+    """The code between two headings; an empty one is an end of the page."""
     page = (ROOT / "docs/PYTHON.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
-    # As README has it, with a shorter prompt.
-    daemon.torpor("model", "add", str(ROOT / "models/nano"), "--name", "nano")
-    words = ["--session", "hello", "--model", "nano", "--prompt", "hello " * 100]
-    daemon.torpor("run", *words, "--generate", "20")
+    _, _, page = page.partition(begin)
+    page = page.partition(end)[0] if end else page
+    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def run(daemon: Daemon, blocks: list[str]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         cwd=ROOT,
@@ -28,4 +31,14 @@ def test_the_page_runs_as_written(daemon: Daemon) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "485 loaded, 15 to replay" in done.stdout
+    return done.stdout
+
+
+def test_the_page_runs_as_written(daemon: Daemon) -> None:
+    blocks = blocks_of("# The Python client", HF_HEADING)
+    assert len(blocks) == 5
+    # As README has it, with a shorter prompt.
+    daemon.torpor("model", "add", str(ROOT / "models/nano"), "--name", "nano")
+    words = ["--session", "hello", "--model", "nano", "--prompt", "hello " * 100]
+    daemon.torpor("run", *words, "--generate", "20")
+    assert "485 loaded, 15 to replay" in run(daemon, blocks)

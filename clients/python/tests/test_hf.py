@@ -3,89 +3,27 @@
 
 from __future__ import annotations
 
-import zlib
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import torpor
 from daemon import ROOT, Daemon
+from hf_models import (
+    PROMPT,
+    WINDOW,
+    Session,
+    prompt_of,
+    same_caches,
+    tiny_model,
+    torch,
+    transformers,
+)
+from test_docs import HF_HEADING, blocks_of, run
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.4")
 hf = pytest.importorskip("torpor.hf")
-
-# Small models: more threads would only wait for each other.
-torch.set_num_threads(1)
-
-WINDOW = 8
-PROMPT = 150
-
-
-def tiny_model(dtype: Any) -> Any:
-    """Weights from names: wild enough that a wrong row shows."""
-    config = transformers.Gemma3TextConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention"] * 2
-        + ["full_attention"]
-        + ["sliding_attention"] * 2
-        + ["full_attention"],
-        query_pre_attn_scalar=32,
-        max_position_embeddings=2048,
-        attn_implementation="eager",
-    )
-    model = transformers.Gemma3ForCausalLM(config).to(dtype).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            rng = np.random.default_rng(zlib.crc32(name.encode()))
-            values = rng.standard_normal(weight.shape, np.float32) * 0.2
-            weight.copy_(torch.from_numpy(values).to(dtype))
-    return model
-
-
-def prompt_of(seed: int, n: int = PROMPT) -> list[int]:
-    return [int(i) for i in np.random.default_rng(seed).integers(0, 256, n)]
-
-
-class Session:
-    """A session of an engine: the last token has no KV."""
-
-    def __init__(self, model: Any, ids: list[int]) -> None:
-        self.model = model
-        self.ids = list(ids)
-        self.cache = transformers.DynamicCache(config=model.config)
-
-    def step(self) -> Any:
-        """Runs what is pending, appends the most likely token; its logits."""
-        ids = torch.tensor([self.ids[self.cache.get_seq_length() :]])
-        with torch.no_grad():
-            logits = self.model(ids, past_key_values=self.cache).logits[0, -1]
-        self.ids.append(int(logits.argmax()))
-        return logits
-
-    @classmethod
-    def woken(cls, model: Any, awake: Any) -> Session:
-        session = cls(model, awake.ids.tolist())
-        session.cache = awake.cache
-        return session
-
-
-def same_caches(a: Any, b: Any) -> None:
-    assert len(a.layers) == len(b.layers)
-    for x, y in zip(a.layers, b.layers):
-        assert type(x) is type(y)
-        assert x.get_seq_length() == y.get_seq_length()
-        assert torch.equal(x.keys, y.keys)
-        assert torch.equal(x.values, y.values)
 
 
 @pytest.mark.parametrize("plane", ["grpc", "shm"])
@@ -93,7 +31,7 @@ def same_caches(a: Any, b: Any) -> None:
 def test_wakes_to_the_bits_of_a_twin_that_never_slept(
     daemon: Daemon, dtype: Any, plane: str
 ) -> None:
-    model = tiny_model(dtype)
+    model = tiny_model("gemma3", dtype)
     bound = hf.register(daemon.connect(plane=plane), model, "tiny")
     twin = Session(model, prompt_of(1))
     for _ in range(5):
@@ -123,7 +61,7 @@ def test_wakes_to_the_bits_of_a_twin_that_never_slept(
 
 
 def test_short_sessions_and_receipts_as_what_was_before(daemon: Daemon) -> None:
-    model = tiny_model(torch.float32)
+    model = tiny_model("gemma3")
     bound = hf.register(daemon.connect(), model, "tiny")
     one = Session(model, prompt_of(2, 1))
     before = None
@@ -135,7 +73,7 @@ def test_short_sessions_and_receipts_as_what_was_before(daemon: Daemon) -> None:
 
 
 def test_the_daemon_replays_what_torch_computed(daemon: Daemon, tmp_path: Path) -> None:
-    model = tiny_model(torch.float32)
+    model = tiny_model("gemma3")
     model.save_pretrained(tmp_path)
     bound = hf.register(daemon.connect(), model, "tiny", directory=tmp_path)
     assert "daemon" in bound.registered.executors
@@ -171,7 +109,7 @@ def test_the_daemon_replays_what_torch_computed(daemon: Daemon, tmp_path: Path) 
 
 
 def test_cuts_and_prompts(daemon: Daemon, tmp_path: Path) -> None:
-    model = tiny_model(torch.float32)
+    model = tiny_model("gemma3")
     model.save_pretrained(tmp_path)
     bound = hf.register(daemon.connect(), model, "tiny", directory=tmp_path)
     one = Session(model, prompt_of(4))
@@ -194,6 +132,17 @@ def test_cuts_and_prompts(daemon: Daemon, tmp_path: Path) -> None:
         bound.resume("s", cut=60)
 
 
+def test_the_page_runs_as_written(daemon: Daemon) -> None:
+    blocks = blocks_of(HF_HEADING, "## Every verb")
+    assert len(blocks) == 1
+    out = run(daemon, blocks)
+    # 14 windows of 128 tokens reach further back than the session.
+    found = re.findall(r"^(\w+) 721 tokens again, error (\S+)$", out, re.MULTILINE)
+    assert [name for name, _ in found] == ["daemon", "engine"]
+    by_daemon, by_engine = (float(error) for _, error in found)
+    assert 1e-4 < by_daemon < 1e-2 and by_engine < 1e-5
+
+
 def test_the_bundled_model(daemon: Daemon) -> None:
     directory = ROOT / "models/nano"
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -214,38 +163,3 @@ def test_the_bundled_model(daemon: Daemon) -> None:
     step.step()
     one.step()
     assert step.ids == one.ids
-
-
-def test_bad_caches_are_refused(daemon: Daemon) -> None:
-    model = tiny_model(torch.float32)
-    bound = hf.register(daemon.connect(), model, "tiny")
-    one = Session(model, prompt_of(5))
-    one.step()
-    with pytest.raises(torpor.InvalidArgument, match="wanted at least the 150"):
-        bound.suspend(one.cache, one.ids[:100], "s")
-    with pytest.raises(torpor.InvalidArgument, match="got 0 layers|ids: got 1"):
-        bound.suspend(transformers.DynamicCache(), [1], "s")
-    half = Session(tiny_model(torch.bfloat16), one.ids[:-1])
-    half.step()
-    with pytest.raises(torpor.InvalidArgument, match="has rows of 128 bytes"):
-        bound.suspend(half.cache, half.ids, "s")
-    receipt = bound.suspend(one.cache, one.ids, "s")
-    awake = bound.resume("s")
-    changed = [*one.ids]
-    changed[3] ^= 1
-    with pytest.raises(torpor.InvalidArgument, match="151 tokens of the session"):
-        bound.suspend(one.cache, changed, "s", after=awake)
-    with pytest.raises(torpor.Aborted):
-        bound.suspend(one.cache, one.ids, "s")
-    assert receipt.version == 1
-    other = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=8,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-        )
-    )
-    with pytest.raises(torpor.InvalidArgument, match="got 'llama'"):
-        hf.register(bound.client, other, "llama")

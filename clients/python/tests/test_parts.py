@@ -56,6 +56,28 @@ def test_two_ranks_suspend_and_one_resumes(daemon: Daemon, plane: str) -> None:
     toy.expect_rows(woken, 1)
 
 
+def test_an_engine_says_what_it_ran(client: torpor.Client) -> None:
+    rows = toy.rows_for(5, N, window=True)
+    spec = SuspendSpec("s", "toy", toy.ids_of(5, N))
+    stored = torpor.make_witness(toy.LAYOUT, N, {"window": rows["window"]}, "engine")
+    client.suspend(spec, rows, witness=stored)
+    rebuilt = rows["window"].copy()
+    for change, verdict in ((0, torpor.Verdict.EXACT), (1, torpor.Verdict.MEASURED)):
+        rebuilt[-1, 3] ^= change
+        witness = torpor.make_witness(toy.LAYOUT, N, {"window": rebuilt}, "engine")
+        ask = ResumeSpec("s", mode="exact", engine_replays=True)
+        with client.begin_resume(ask) as lease:
+            receipt = lease.release(torpor.EngineReplay(33, witness, replay_us=7))
+        assert receipt.replayed_token_layers == 33
+        assert receipt.times.replay_us == 7
+        assert receipt.replay_numerics_id == "engine"
+        assert receipt.verdict is verdict
+        assert (receipt.max_error > 0) == bool(change)
+    with client.begin_resume(ResumeSpec("s", mode="cold")) as lease:
+        with pytest.raises(torpor.InvalidArgument, match="without engine_replays"):
+            lease.release(torpor.EngineReplay(33, witness))
+
+
 def test_parts_of_a_lease(any_plane: torpor.Client) -> None:
     rows = toy.rows_for(2, N, window=True)
     ids = toy.ids_of(2, N)

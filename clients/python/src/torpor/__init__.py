@@ -43,7 +43,7 @@ from torpor.model import (
     Slot,
     SlotKind,
 )
-from torpor.lease import Lease
+from torpor.lease import EngineReplay, Lease
 from torpor.prefetch import Prefetched
 from torpor.registry import Models
 from torpor.resume import ResumeSpec, Tokens, Window, Woken
@@ -76,6 +76,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "Divergence",
+    "EngineReplay",
     "Exported",
     "ExtraKeySpan",
     "FailedPrecondition",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from torpor import _methods as m
@@ -16,8 +17,27 @@ from torpor.model import Model, ReplayPlan
 from torpor.resume import Begun, ResumeSpec, TokenList, Tokens, Window, WindowReader
 from torpor.session import ResumeReceipt, SessionState
 from torpor.v1 import session_service_pb2 as pb
+from torpor.witness import Witness
 
 _RELEASE_S = 2.0
+
+
+@dataclass(frozen=True)
+class EngineReplay:
+    """What an engine ran to rebuild the window of a lease; for its receipt."""
+
+    # Layer runs of single tokens, all of them.
+    token_layers: int
+    # Of the window it rebuilt; compared with the stored one.
+    witness: Witness
+    replay_us: int = 0
+
+    def to_pb(self) -> pb.EngineReplay:
+        return pb.EngineReplay(
+            token_layers=self.token_layers,
+            witness=self.witness.to_pb(),
+            replay_us=self.replay_us,
+        )
 
 
 class Lease:
@@ -142,11 +162,19 @@ class Lease:
                 segment.end_use()
         return reader.finish()
 
-    def release(self, *, timeout: float | None = None) -> ResumeReceipt:
-        """Ends the lease. Its receipt is checked: every token accounted for."""
+    def release(
+        self, replay: EngineReplay | None = None, *, timeout: float | None = None
+    ) -> ResumeReceipt:
+        """Ends the lease. Its receipt is checked: every token accounted for.
+
+        `replay`: what the engine ran, where the lease was begun with
+        `engine_replays`; the receipt has it, and the witness's verdict."""
         if self.receipt is None:
+            request = pb.ReleaseRequest(
+                lease=self.id, replay=None if replay is None else replay.to_pb()
+            )
             answer = self._connection.unary(
-                m.RELEASE, pb.ReleaseRequest(lease=self.id), self._deadline(timeout)
+                m.RELEASE, request, self._deadline(timeout)
             )
             self.receipt = ResumeReceipt.from_pb(answer)
             self.close()

@@ -29,7 +29,7 @@ class Provenance(WireEnum):
 class Verdict(WireEnum):
     """What the witness said of a rebuilt window."""
 
-    # No window was rebuilt: an engine replays, or nothing was to be.
+    # No window was rebuilt, or an engine did it and has not said what it ran.
     NONE = 0
     UNWITNESSED = 1
     EXACT = 2
@@ -203,6 +203,8 @@ class ResumeReceipt:
     prefetched: bool
     # Goes into the next suspend; None when the wake was exact.
     floor: Floor | None
+    # What ran the replay; empty when no token was run.
+    replay_numerics_id: str
 
     @property
     def max_error(self) -> float:
@@ -241,6 +243,7 @@ class ResumeReceipt:
             times=PhaseTimes.from_pb(m.times),
             prefetched=m.prefetched,
             floor=Floor.from_pb(m.floor) if m.HasField("floor") else None,
+            replay_numerics_id=m.replay_numerics_id,
         )
 
 

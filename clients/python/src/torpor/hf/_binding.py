@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from transformers import DynamicCache
 
 from torpor import errors
 from torpor._tokens import Ids, as_ids
 from torpor.client import Client
-from torpor.hf import _cache
+from torpor.hf import _cache, _inputs, _layout, _replay
+from torpor.lease import EngineReplay
 from torpor.model import Fingerprint, Model, ReplayMode
-from torpor.resume import ResumeSpec
+from torpor.resume import Begun, ResumeSpec, Tokens
+from torpor.rows import RowSet
 from torpor.session import (
     Floor,
     Provenance,
@@ -29,7 +35,10 @@ from torpor.session import (
 from torpor.suspend import SuspendSpec, new_operation_id
 from torpor.witness import make_witness
 
-_FAMILY = "gemma3_text"
+_EXECUTORS = ("daemon", "engine")
+_ENGINE_MODES = (ReplayMode.BOUNDED, ReplayMode.EXACT)
+# What a resume brings: rows by slot index, [1, n_kv_heads, n_rows, head_dim].
+_Woken = tuple[Begun, Tokens, dict[int, torch.Tensor], ResumeReceipt]
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Binding:
                 f"torch-{torch.__version__}",
                 str(self.model.device.type),
                 str(self.model.config._attn_implementation),
-                _cache.dtype_name(self.model.dtype),
+                _layout.dtype_name(self.model.dtype),
             )
         )
 
@@ -95,17 +104,19 @@ class Binding:
 
         `after`: what this session woke or slept as, whose tokens `ids` begin
         with; then only what is new is sent. Without `snapshot` a resume needs
-        the daemon to replay.
+        the daemon or the engine to replay.
         """
         all_ids = as_ids(ids)
-        kv_len = int(cache.get_seq_length())
+        layout = self.registered.layout
+        _cache.check_class(cache, layout)
+        kv_len = _cache.length(cache.layers[0])
         if not 0 < kv_len <= len(all_ids):
             raise errors.InvalidArgument(
                 f"ids: got {len(all_ids)}, wanted at least the {kv_len} of the "
                 "cache, and those above 0"
             )
-        layout = self.registered.layout
-        rows = _cache.sources(cache, layout, kv_len)
+        _inputs.check(self.model, cache, all_ids)
+        rows = _cache.sources(cache, layout, kv_len, self.model.dtype)
         kept = 0 if after is None else after.n_tokens
         if isinstance(after, Awake):
             self._check_prefix(after, all_ids)
@@ -154,6 +165,8 @@ class Binding:
         ids: Ids = (),
         *,
         mode: ReplayMode | str = ReplayMode.SNAPSHOT,
+        executor: str = "daemon",
+        into: Any = None,
         cut: int = 0,
         replay_tokens: int = 0,
         max_error: float = 0.0,
@@ -161,55 +174,113 @@ class Binding:
     ) -> Awake:
         """Wakes a session; with `ids` (a prompt) what it shares with them.
 
-        "snapshot" gives the bits that slept, at the suspended tip alone. Other
-        modes cut anywhere and want a model registered with its directory; their
-        windows are the daemon's.
+        "snapshot" gives the bits that slept, at the suspended tip alone. "exact"
+        and "bounded" cut anywhere. What replays is the daemon, which wants a model
+        registered with its directory, or the "engine": `model` itself, here, whose
+        stored rows stay as they are. An engine's window that misses `max_error` is
+        FailedPrecondition; the daemon climbs first.
+
+        `into`: an empty DynamicCache or StaticCache of the model to wake in; a new
+        DynamicCache without. `timeout` is for each call of the daemon.
         """
-        woken = self.client.resume(
-            ResumeSpec(
-                session,
-                ids=ids,
-                mode=mode,
-                model=self.registered.name,
-                cut=cut,
-                replay_tokens=replay_tokens,
-                max_error=max_error,
-                numerics_id=self.numerics_id,
-            ),
-            with_tokens=True,
-            timeout=timeout,
+        mode = ReplayMode.of(mode)
+        if mode is ReplayMode.SNAPSHOT and not self.registered.layout.snapshot():
+            # No layer has a window: the stored rows are all there is.
+            mode = ReplayMode.EXACT
+        if executor not in _EXECUTORS:
+            raise errors.InvalidArgument(
+                f"executor: got '{executor}', wanted {' or '.join(_EXECUTORS)}"
+            )
+        cache = DynamicCache(config=self.model.config) if into is None else into
+        _cache.check_target(cache, self.registered.layout)
+        spec = ResumeSpec(
+            session,
+            ids=ids,
+            mode=mode,
+            model=self.registered.name,
+            cut=cut,
+            replay_tokens=replay_tokens,
+            max_error=max_error,
+            engine_replays=executor == "engine",
+            numerics_id=self.numerics_id,
         )
-        if woken.window is None or woken.tokens is None:
-            raise errors.DataLoss("resume: got neither window nor tokens")
-        kv_len = woken.plan.resume_at
-        stored = woken.tokens.ids
-        given = as_ids(ids)
+        if executor == "daemon":
+            begun, tokens, rows, receipt = self._from_daemon(spec, timeout)
+        elif mode in _ENGINE_MODES:
+            begun, tokens, rows, receipt = self._replayed_here(spec, timeout)
+        else:
+            raise errors.InvalidArgument(
+                f"mode: got '{mode.name.lower()}' of the engine, wanted bounded or "
+                "exact"
+            )
+        kv_len = begun.plan.resume_at
+        _cache.fill(cache, self.registered.layout, kv_len, rows)
+        _inputs.forget(cache)
         # A cut, or a prompt that parts from the session: what follows is not its.
-        end = len(stored) if kv_len == woken.state.kv_len and not cut else kv_len
-        receipt = woken.receipt
-        exact = receipt.floor is None and all(
-            p.provenance is Provenance.EXACT for p in woken.state.provenance
-        )
-        own = stored[:end]
+        whole = kv_len == begun.state.kv_len and not cut
+        own = tokens.ids if whole else tokens.ids[:kv_len]
+        given = as_ids(ids)
         if len(given):
             own = own[: _common(own, given)]
+        exact = receipt.floor is None and all(
+            p.provenance is Provenance.EXACT for p in begun.state.provenance
+        )
         return Awake(
-            cache=_cache.cache_of(
-                self.model,
-                self.registered.layout,
-                kv_len,
-                woken.compact,
-                woken.window.rows,
-            ),
+            cache=cache,
             ids=own,
             kv_len=kv_len,
-            version=woken.state.version,
+            version=begun.state.version,
             receipt=receipt,
-            client_state=woken.client_state,
+            client_state=begun.client_state,
             floors=() if receipt.floor is None else (receipt.floor,),
             provenance=Provenance.EXACT if exact else Provenance.APPROXIMATE,
             device=self.model.device,
         )
+
+    def _tensors(self, rows: RowSet, slots: Sequence[int]) -> dict[int, torch.Tensor]:
+        return {
+            i: _cache.as_tensor(
+                rows[i].array,
+                self.registered.layout.slots[i],
+                self.model.dtype,
+                self.model.device,
+            )
+            for i in slots
+        }
+
+    def _from_daemon(self, spec: ResumeSpec, timeout: float | None) -> _Woken:
+        layout = self.registered.layout
+        woken = self.client.resume(spec, with_tokens=True, timeout=timeout)
+        if woken.window is None or woken.tokens is None:
+            raise errors.DataLoss("resume: got neither window nor tokens")
+        rows = self._tensors(woken.compact, layout.compact())
+        rows |= self._tensors(woken.window.rows, layout.snapshot())
+        return woken.begun, woken.tokens, rows, woken.receipt
+
+    def _replayed_here(self, spec: ResumeSpec, timeout: float | None) -> _Woken:
+        layout = self.registered.layout
+        with self.client.begin_resume(spec, timeout=timeout) as lease:
+            plan = lease.plan
+            tokens = lease.read_tokens(timeout=timeout)
+            _replay.check(self.model, plan, tokens.extra_keys)
+            rows = self._tensors(lease.read_rows(timeout=timeout), layout.compact())
+            began = time.monotonic()
+            replayed = _replay.run(self.model, layout, plan, tokens.ids, rows)
+            windows = {
+                i: _cache.as_rows(held[0]) for i, held in replayed.windows.items()
+            }
+            spent_us = int((time.monotonic() - began) * 1e6)
+            witness = make_witness(layout, plan.resume_at, windows, self.numerics_id)
+            receipt = lease.release(
+                EngineReplay(replayed.token_layers, witness, spent_us), timeout=timeout
+            )
+        if 0 < spec.max_error < receipt.max_error:
+            raise errors.FailedPrecondition(
+                f"resume: the largest relative error is {receipt.max_error:.3g}, "
+                f"max_error is {spec.max_error:.3g}; resume exactly, or bounded with "
+                "more replay_tokens"
+            )
+        return lease.begun, tokens, {**rows, **replayed.windows}, receipt
 
 
 def _common(a: npt.NDArray[np.uint32], b: npt.NDArray[np.uint32]) -> int:
@@ -229,6 +300,12 @@ def weights_digest(model: Any) -> str:
     return "torch-blake2b:" + digest.hexdigest()
 
 
+def _rope(model: Any) -> str:
+    """The same weights under another rope are another model."""
+    parameters = getattr(_layout.text_config(model), "rope_parameters", None)
+    return "" if parameters is None else json.dumps(parameters, sort_keys=True)
+
+
 def register(
     client: Client,
     model: Any,
@@ -238,23 +315,25 @@ def register(
     timeout: float | None = None,
 ) -> Binding:
     """Registers a transformers model. With `directory` (config.json and weights
-    on the daemon's host, those that `model` has) the daemon can replay it;
-    without, the weights are hashed here and sessions need a snapshot.
+    on the daemon's host, those that `model` has) the daemon can replay it, where
+    it knows the family; without, the weights are hashed here, and sessions wake
+    from a snapshot or by the engine's replay. Runs one token to see the cache.
     """
-    family = model.config.model_type
-    if family != _FAMILY:
-        raise errors.InvalidArgument(f"model_type: got '{family}', wanted '{_FAMILY}'")
-    kv_dtype = _cache.dtype_name(model.dtype)
+    layout = _layout.layout_of(model)
+    kv_dtype = _layout.dtype_name(model.dtype)
     if directory is not None:
         registered = client.models.register(
             name, directory=directory, kv_dtype=kv_dtype, timeout=timeout
         )
+        _layout.check_same(registered.layout, layout)
     else:
         registered = client.models.register(
             name,
-            config_json=model.config.to_json_string(use_diff=False),
-            kv_dtype=kv_dtype,
-            fingerprint=Fingerprint(weights=weights_digest(model), kv_dtype=kv_dtype),
+            layout=layout,
+            fingerprint=Fingerprint(
+                weights=weights_digest(model), kv_dtype=kv_dtype, rope=_rope(model)
+            ),
             timeout=timeout,
         )
+    _inputs.watch(model)
     return Binding(client, model, registered)

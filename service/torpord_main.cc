@@ -21,6 +21,7 @@
 #include "service/grpc_lifetime.h"
 #include "service/log.h"
 #include "service/server.h"
+#include "service/unix_socket.h"
 #include "service/version.h"
 
 namespace torpor::service {
@@ -60,6 +61,9 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
         "data_dir: wanted a directory (--data-dir)");
   }
   if (s.listen.empty()) s.listen = {"unix:///run/torpor/torpor.sock"};
+  if (!config.socket_group.empty()) {
+    TORPOR_ASSIGN_OR_RETURN(s.socket_group, GroupNumber(config.socket_group));
+  }
   TORPOR_ASSIGN_OR_RETURN(s.backend.models.isa, kernels::ParseIsa(config.isa));
   s.backend.models.n_threads =
       config.threads > 0

@@ -64,6 +64,24 @@ TEST_F(DaemonStartTest, SocketAndDirectoryAreTheOwnersAlone) {
   EXPECT_FALSE(std::filesystem::exists(Socket())) << "left behind";
 }
 
+TEST_F(DaemonStartTest, AGroupMayConnect) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root, to be somebody else";
+  ASSERT_EQ(chmod(dir().path().c_str(), 0755), 0);
+  Start("socket_group = '4321'\n");
+  EXPECT_EQ(ModeOf(Socket()), 0660);
+  EXPECT_EQ(ModeOf(Socket() + ".fd"), 0660);
+  EXPECT_EQ(ModeOf(dir().File("run")), 0750);
+  EXPECT_EQ(ModeOf(dir().File("data")), 0700);
+  const auto stats_as = [&](const std::string& group) {
+    return RunToEnd({"/usr/bin/setpriv", "--reuid=65534", "--regid=" + group,
+                     "--clear-groups", TorporPath(), "--server", Address(),
+                     "--timeout", "2", "stats"})
+        .code;
+  };
+  EXPECT_EQ(stats_as("4321"), 0);
+  EXPECT_EQ(stats_as("4322"), 1);
+}
+
 TEST_F(DaemonStartTest, AStaleSocketIsReplaced) {
   ASSERT_EQ(mkdir(dir().File("run").c_str(), 0700), 0);
   LeaveStaleSocket(Socket());
@@ -208,6 +226,7 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"[limits]\ncalls = 0\n", {"calls"}},
       {"maintain_every_ms = 0\n", {"maintain_every_ms"}},
       {"log_level = 'loud'\n", {"loud"}},
+      {"socket_group = 'no-such-group'\n", {"no-such-group"}},
       {"[replay]\nisa = 'z80'\n", {"z80"}},
       {"this is no toml", {":1"}}};
   for (const Case& c : cases) {

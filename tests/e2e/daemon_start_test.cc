@@ -9,6 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <regex>
@@ -80,6 +82,38 @@ TEST_F(DaemonStartTest, AGroupMayConnect) {
   };
   EXPECT_EQ(stats_as("4321"), 0);
   EXPECT_EQ(stats_as("4322"), 1);
+}
+
+TEST_F(DaemonStartTest, AServiceManagerIsTold) {
+  const std::string path = dir().File("notify");
+  const int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+  const timeval limit = {.tv_sec = kPatience.count()};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  ASSERT_EQ(
+      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+      0);
+  const auto told = [&] {
+    std::array<char, 64> text{};
+    const ssize_t n = recv(fd, text.data(), text.size(), 0);
+    return std::string(text.data(), n > 0 ? static_cast<size_t>(n) : 0);
+  };
+  setenv("NOTIFY_SOCKET", path.c_str(), 1);
+  Start();
+  EXPECT_EQ(told(), "READY=1");
+  Stop();
+  EXPECT_EQ(told(), "STOPPING=1");
+  // Refused: it never says that it is ready.
+  ExpectRefused(WithData({"--listen", "nonsense"}));
+  std::array<char, 64> text{};
+  EXPECT_EQ(recv(fd, text.data(), text.size(), MSG_DONTWAIT), -1);
+  // A manager that is gone changes nothing.
+  close(fd);
+  Start();
+  Stop();
+  unsetenv("NOTIFY_SOCKET");
 }
 
 TEST_F(DaemonStartTest, AStaleSocketIsReplaced) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Debian package: what is installed where, and CPack's settings. The target
-# `package` makes torpor_<version>_<architecture>.deb.
+# `package` makes torpor_<version>_<architecture>.deb; docs/DEPLOY.md uses it.
 
 include(GNUInstallDirs)
 
@@ -27,7 +27,7 @@ install(FILES models/nano/config.json models/nano/model.safetensors
     models/nano/README.md
   DESTINATION ${CMAKE_INSTALL_DATADIR}/torpor/models/nano)
 install(FILES ${packaged}/changelog.gz ${deploy}/debian/copyright README.md
-    docs/CONFIGURATION.md
+    docs/CONFIGURATION.md docs/DEPLOY.md
   DESTINATION ${doc})
 # As Debian 12 has them: the unit where dpkg's packages put theirs.
 install(FILES ${deploy}/systemd/torpord.service DESTINATION /lib/systemd/system)

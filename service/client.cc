@@ -2,7 +2,9 @@
 
 #include "service/client.h"
 
+#include <google/protobuf/wrappers.pb.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/client_unary_call.h>
 #include <sodium.h>
 
 #include <algorithm>
@@ -26,9 +28,12 @@ namespace torpor::service {
 namespace {
 
 constexpr size_t kIdsPerMessage = 65'536;
+constexpr std::chrono::seconds kConnectLimit{5};
 constexpr char kPutRowsMethod[] = "/torpor.v1.SessionService/PutRows";
 constexpr char kSuspendMethod[] = "/torpor.v1.SessionService/Suspend";
 constexpr char kResumeMethod[] = "/torpor.v1.SessionService/Resume";
+constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
+constexpr int kServing = 1;
 
 // Below this a suspend's rows are not worth the calls that set a segment up:
 // 1.5 MiB take half as long again as over gRPC (torpor bench plane).
@@ -137,7 +142,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
   client->channel_ =
       grpc::CreateCustomChannel(options.address, credentials, arguments);
   const auto deadline =
-      std::chrono::system_clock::now() + std::chrono::seconds(5);
+      std::chrono::system_clock::now() +
+      std::min<std::chrono::milliseconds>(options.timeout, kConnectLimit);
   if (!client->channel_->WaitForConnected(deadline)) {
     return absl::UnavailableError(absl::StrFormat(
         "connect to %s: nobody answers; is torpord running there?",
@@ -160,6 +166,24 @@ std::unique_ptr<grpc::ClientContext> Client::Context() const {
     context->AddMetadata("authorization", "Bearer " + options_.token);
   }
   return context;
+}
+
+absl::Status Client::CheckHealth(const std::string& service) {
+  // gRPC installs no header of its health messages. HealthCheckRequest has the
+  // bytes of a StringValue, HealthCheckResponse those of an Int32Value.
+  google::protobuf::StringValue request;
+  request.set_value(service);
+  google::protobuf::Int32Value response;
+  const auto context = Context();
+  const grpc::Status status = grpc::internal::BlockingUnaryCall(
+      channel_.get(),
+      grpc::internal::RpcMethod(kHealthMethod,
+                                grpc::internal::RpcMethod::NORMAL_RPC),
+      context.get(), request, &response);
+  if (!status.ok()) return Status(status);
+  if (response.value() == kServing) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrFormat(
+      "%s: not serving", service.empty() ? options_.address : service));
 }
 
 // ---- data planes ----------------------------------------------------------

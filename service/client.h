@@ -99,9 +99,13 @@ struct ResumeAnswer {
 
 class Client {
  public:
-  // kUnavailable when nobody answers within 5 s.
+  // kUnavailable when nobody answers within 5 s, or the timeout if shorter.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(
       const ClientOptions& options);
+
+  // Whether the daemon, or one service of it by full name, takes calls:
+  // kUnavailable when not, kNotFound for a service that it does not have.
+  absl::Status CheckHealth(const std::string& service);
 
   absl::StatusOr<v1::SuspendReceipt> Suspend(const SuspendCall& call);
   absl::StatusOr<ResumeAnswer> Resume(const ResumeCall& call);

@@ -152,6 +152,7 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
       path, "", table,
       {{"data_dir", Text(&st.data_dir)},
        {"listen", Texts(&s.listen)},
+       {"socket_group", Text(&config->socket_group)},
        {"metrics_listen", Text(&s.metrics_listen)},
        {"insecure_tcp", Flag(&s.insecure_tcp)},
        {"reflection", Flag(&s.reflection)},

@@ -22,6 +22,8 @@ struct DaemonConfig {
   // Where models run (device.h); device memory a model, 0 = what there is.
   std::string device = "cpu";
   uint64_t device_memory_bytes = 0;
+  // Name or number of the group that may connect to the unix sockets.
+  std::string socket_group;
   std::string log_level = "info";
 };
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cerrno>
@@ -100,6 +101,24 @@ absl::StatusOr<uid_t> PeerUid(int fd) {
         absl::StrFormat("SO_PEERCRED: %s", std::strerror(errno)));
   }
   return peer.uid;
+}
+
+bool PeerInGroup(int fd, gid_t group) {
+  ucred peer = {};
+  socklen_t n = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) return false;
+  if (peer.gid == group) return true;
+  // The kernel says how much room it wants.
+  n = 0;
+  std::vector<gid_t> groups;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, nullptr, &n) != 0) {
+    if (errno != ERANGE) return false;
+    groups.resize(n / sizeof(gid_t));
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &n) != 0) {
+      return false;
+    }
+  }
+  return std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
 bool SendDescriptors(int fd, uint8_t code, std::span<const int> descriptors) {

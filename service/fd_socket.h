@@ -31,6 +31,8 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path);
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
 // Who connected, as the kernel saw it then.
 absl::StatusOr<uid_t> PeerUid(int fd);
+// Whether who connected was in the group, by its own or a further one.
+bool PeerInGroup(int fd, gid_t group);
 
 // One byte with descriptors, without waiting; false when the peer is gone.
 bool SendDescriptors(int fd, uint8_t code, std::span<const int> descriptors);

@@ -217,11 +217,17 @@ class SegmentBroker::Loop {
     std::erase_if(greeting_, [](const Greeting& g) { return g.done; });
   }
 
+  [[nodiscard]] bool MayTake(int fd) const {
+    const absl::StatusOr<uid_t> uid = PeerUid(fd);
+    if (uid.ok() && (*uid == geteuid() || *uid == 0)) return true;
+    const std::optional<gid_t>& group = shared_->options.group;
+    return group.has_value() && PeerInGroup(fd, *group);
+  }
+
   // Somebody showed a nonce: the segment, or why not.
   void HandOver(Greeting* g) {
     g->done = true;
-    const absl::StatusOr<uid_t> uid = PeerUid(g->fd.get());
-    if (!uid.ok() || (*uid != geteuid() && *uid != 0)) {
+    if (!MayTake(g->fd.get())) {
       SendDescriptors(g->fd.get(),
                       static_cast<uint8_t>(absl::StatusCode::kPermissionDenied),
                       {});
@@ -305,9 +311,11 @@ SegmentBroker::~SegmentBroker() { Stop(); }
 
 absl::Status SegmentBroker::Listen(const std::string& path) {
   if (!shared_->options.enabled) return absl::OkStatus();
-  TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<UnixSocketPath> taken,
-                          UnixSocketPath::Take(FdSocketPath(path)));
+  TORPOR_ASSIGN_OR_RETURN(
+      std::unique_ptr<UnixSocketPath> taken,
+      UnixSocketPath::Take(FdSocketPath(path), shared_->options.group));
   TORPOR_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(taken->path()));
+  TORPOR_RETURN_IF_ERROR(taken->Share());
   paths_.push_back(std::move(taken));
   {
     MutexLock lock(&shared_->mu);

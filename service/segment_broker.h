@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The daemon's shared-memory segments: made within a budget, each handed once
-// to the process that shows its nonce and runs as the daemon's user (or root),
-// over `<listen>.fd`. That connection is the sign of life: when it closes, the
-// segment is lost and its owner is told. One thread serves all connections;
-// everything here is thread-safe.
+// to the process that shows its nonce and runs as the daemon's user, as root or
+// in the group of the options, over `<listen>.fd`. That connection is the sign
+// of life: when it closes, the segment is lost and its owner is told. One
+// thread serves all connections; everything here is thread-safe.
 
 #ifndef TORPOR_SERVICE_SEGMENT_BROKER_H_
 #define TORPOR_SERVICE_SEGMENT_BROKER_H_
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,6 +38,8 @@ struct SegmentOptions {
   std::chrono::milliseconds take_limit{10'000};
   // How long a stream waits for its consumer to get on.
   std::chrono::milliseconds stall_limit{30'000};
+  // May connect beside the daemon's own user.
+  std::optional<gid_t> group;
 
   // kInvalidArgument names the option.
   [[nodiscard]] absl::Status Validate() const;

@@ -200,7 +200,8 @@ absl::Status Server::Impl::Listen() {
     if (IsUnix(address)) {
       TORPOR_ASSIGN_OR_RETURN(
           std::unique_ptr<UnixSocketPath> path,
-          UnixSocketPath::Take(address.substr(sizeof(kUnixPrefix) - 1)));
+          UnixSocketPath::Take(address.substr(sizeof(kUnixPrefix) - 1),
+                               options.socket_group));
       sockets.push_back(std::move(path));
       TORPOR_RETURN_IF_ERROR(ListenForSegments(sockets.back()->path()));
       builder.AddListeningPort("unix:" + sockets.back()->path(),
@@ -219,6 +220,9 @@ absl::Status Server::Impl::Listen() {
   if (server == nullptr) {
     return absl::UnavailableError(
         "listen: no address could be bound; is one in use?");
+  }
+  for (const auto& socket : sockets) {
+    TORPOR_RETURN_IF_ERROR(socket->Share());
   }
   // Clients may ask for a service by name as well as for the daemon.
   for (const char* const name : {v1::SessionService::service_full_name(),
@@ -261,6 +265,7 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   TORPOR_RETURN_IF_ERROR(options.Validate());
   auto impl = std::make_unique<Impl>();
+  options.backend.segments.group = options.socket_group;
   impl->options = std::move(options);
   TORPOR_RETURN_IF_ERROR(impl->Build());
   std::unique_ptr<Server> server(new Server(std::move(impl)));

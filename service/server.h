@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct ServerOptions {
   // "unix:///path" or "host:port"; several are served at once. Port 0 picks
   // one.
   std::vector<std::string> listen;
+  // May connect to the unix sockets beside the daemon's own user.
+  std::optional<gid_t> socket_group;
   // PEM files; both or none. With them, TCP other than loopback is allowed.
   std::string tls_certificate;
   std::string tls_key;

@@ -7,9 +7,11 @@
 #include <sodium.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/strings/str_format.h"
@@ -20,7 +22,9 @@
 #include "service/device.h"
 #include "service/grpc_lifetime.h"
 #include "service/log.h"
+#include "service/notify.h"
 #include "service/server.h"
+#include "service/unix_socket.h"
 #include "service/version.h"
 
 namespace torpor::service {
@@ -37,6 +41,8 @@ struct Flags {
   std::string device;
   bool insecure_tcp = false;
   std::string log_level;
+  // Of the service manager; empty = none.
+  std::string notify_socket;
 };
 
 absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
@@ -60,12 +66,24 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
         "data_dir: wanted a directory (--data-dir)");
   }
   if (s.listen.empty()) s.listen = {"unix:///run/torpor/torpor.sock"};
+  if (!config.socket_group.empty()) {
+    TORPOR_ASSIGN_OR_RETURN(s.socket_group, GroupNumber(config.socket_group));
+  }
   TORPOR_ASSIGN_OR_RETURN(s.backend.models.isa, kernels::ParseIsa(config.isa));
   s.backend.models.n_threads =
       config.threads > 0
           ? config.threads
           : static_cast<int>(std::thread::hardware_concurrency());
   return config;
+}
+
+// A service manager that does not hear us will stop us for it; that is no
+// reason to stop by ourselves.
+void TellServiceManager(const std::string& socket, std::string_view state) {
+  if (const absl::Status s = Notify(socket, state); !s.ok()) {
+    LogEvent(spdlog::level::warn, "notify",
+             {{"error", std::string(s.message())}});
+  }
 }
 
 absl::Status Serve(const Flags& flags) {
@@ -107,10 +125,12 @@ absl::Status Serve(const Flags& flags) {
             {"device_reason", device.reason},
             {"isa", isa},
             {"threads", std::to_string(threads)}});
+  TellServiceManager(flags.notify_socket, "READY=1");
   int signal_number = 0;
   sigwait(&signals, &signal_number);
   LogEvent(spdlog::level::info, "signal",
            {{"number", std::to_string(signal_number)}});
+  TellServiceManager(flags.notify_socket, "STOPPING=1");
   server->Drain();
   LogEvent(spdlog::level::info, "stop", {});
   return absl::OkStatus();
@@ -146,6 +166,9 @@ int Main(int argc, char** argv) {
   app.add_option("--log-level", flags.log_level,
                  "trace, debug, info, warning, error or off");
   CLI11_PARSE(app, argc, argv);
+  if (const char* socket = getenv("NOTIFY_SOCKET")) {
+    flags.notify_socket = socket;
+  }
   const absl::Status status = Serve(flags);
   if (status.ok()) return 0;
   std::cerr << absl::StrFormat("torpord: %s: %s\n",

@@ -3,6 +3,7 @@
 #include "service/unix_socket.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,15 +14,34 @@
 #include <cstring>
 #include <filesystem>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 
 namespace torpor::service {
 namespace {
 
-absl::Status CheckParent(const std::string& path) {
+// The group first: nobody else's group is let in, not even for a moment.
+absl::Status GiveToGroup(const std::string& path, gid_t group, mode_t mode) {
+  struct stat st;
+  if (stat(path.c_str(), &st) != 0 ||
+      (st.st_gid != group &&
+       lchown(path.c_str(), static_cast<uid_t>(-1), group) != 0) ||
+      chmod(path.c_str(), mode) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket_group: give %s to group %d: %s", path, group,
+                        std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParent(const std::string& path, std::optional<gid_t> group) {
   const std::string parent = std::filesystem::path(path).parent_path();
-  if (mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
+  if (mkdir(parent.c_str(), 0700) == 0) {
+    if (group.has_value()) {
+      TORPOR_RETURN_IF_ERROR(GiveToGroup(parent, *group, 0750));
+    }
+  } else if (errno != EEXIST) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "create socket directory %s: %s", parent, std::strerror(errno)));
   }
@@ -80,17 +100,30 @@ absl::StatusOr<int> TakeLock(const std::string& path) {
 
 }  // namespace
 
+absl::StatusOr<gid_t> GroupNumber(const std::string& group) {
+  if (const struct group* entry = getgrnam(group.c_str())) {
+    return entry->gr_gid;
+  }
+  gid_t number = 0;
+  // The largest number means "as it is" to chown.
+  if (absl::SimpleAtoi(group, &number) && number != static_cast<gid_t>(-1)) {
+    return number;
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "socket_group: got '%s', wanted a group's name or number", group));
+}
+
 absl::StatusOr<std::unique_ptr<UnixSocketPath>> UnixSocketPath::Take(
-    const std::string& path) {
+    const std::string& path, std::optional<gid_t> group) {
   constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
   if (path.empty() || path[0] != '/' || path.size() > kLongest) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "socket path '%s': %d bytes, wanted an absolute path of at most %d",
         path, path.size(), kLongest));
   }
-  TORPOR_RETURN_IF_ERROR(CheckParent(path));
+  TORPOR_RETURN_IF_ERROR(CheckParent(path, group));
   TORPOR_ASSIGN_OR_RETURN(const int fd, TakeLock(path));
-  std::unique_ptr<UnixSocketPath> taken(new UnixSocketPath(path, fd));
+  std::unique_ptr<UnixSocketPath> taken(new UnixSocketPath(path, group, fd));
   struct stat st;
   if (lstat(path.c_str(), &st) != 0) return taken;
   if (!S_ISSOCK(st.st_mode)) {
@@ -104,6 +137,11 @@ absl::StatusOr<std::unique_ptr<UnixSocketPath>> UnixSocketPath::Take(
   // Stale: its server is gone.
   unlink(path.c_str());
   return taken;
+}
+
+absl::Status UnixSocketPath::Share() const {
+  if (!group_.has_value()) return absl::OkStatus();
+  return GiveToGroup(path_, *group_, 0660);
 }
 
 UnixSocketPath::~UnixSocketPath() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// torpor stats | verify | backup | doctor.
+// torpor stats | verify | backup | health | doctor.
 
 #include <filesystem>
 #include <iostream>
@@ -114,6 +114,18 @@ absl::Status Backup(const std::string& directory, Context* context) {
              : absl::DataLossError(
                    absl::StrFormat("backup: %d sessions could not be copied",
                                    last.problems_size()));
+}
+
+// For probes: one call that needs no credential, and the exit code.
+absl::Status Health(const std::string& service, Context* context) {
+  TORPOR_ASSIGN_OR_RETURN(Client * client, context->Connect());
+  TORPOR_RETURN_IF_ERROR(client->CheckHealth(service));
+  if (context->json) {
+    PrintJson({{"serving", true}});
+  } else {
+    std::cout << "serving\n";
+  }
+  return absl::OkStatus();
 }
 
 // One line of the doctor's report.
@@ -246,6 +258,13 @@ void AddAdminCommands(CLI::App* app, Context* context, Run* run) {
       "backup", "Copy every session into a directory on the daemon's host");
   backup->add_option("directory", *directory, "Empty or absent")->required();
   backup->callback([=] { *run = [=] { return Backup(*directory, context); }; });
+
+  auto service = std::make_shared<std::string>();
+  CLI::App* health = app->add_subcommand(
+      "health", "Exit code 0 if the daemon takes calls, for probes");
+  health->add_option("--service", *service,
+                     "One service, for example torpor.v1.SessionService");
+  health->callback([=] { *run = [=] { return Health(*service, context); }; });
 
   CLI::App* doctor =
       app->add_subcommand("doctor", "Look for trouble and say what to do");

@@ -275,8 +275,8 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   EXPECT_EQ(help.code, 0);
   for (const char* command :
        {"run", "model", "plan", "sessions", "show", "fork", "rewind", "rm",
-        "touch", "prefetch", "explain", "stats", "verify", "backup", "doctor",
-        "dump", "completion"}) {
+        "touch", "prefetch", "explain", "stats", "verify", "backup", "health",
+        "doctor", "dump", "completion"}) {
     EXPECT_THAT(help.out, HasSubstr(command));
     const Finished its = Torpor({command, "--help"});
     EXPECT_EQ(its.code, 0) << command;

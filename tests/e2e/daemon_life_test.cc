@@ -53,6 +53,9 @@ TEST_F(DaemonLifeTest, SigtermLetsASuspendFinish) {
       ASSERT_OK_AND_ASSIGN(const std::string health, client.Health(service));
       EXPECT_EQ(health, kNotServing) << service;
     }
+    const Finished probe = Torpor({"health"});
+    EXPECT_EQ(probe.code, 1) << probe.out;
+    EXPECT_THAT(probe.err, HasSubstr("not serving"));
     ASSERT_TRUE(half.writer->Write(half.commit));
     half.writer->WritesDone();
     ASSERT_OK(FromGrpcStatus(half.writer->Finish()));

@@ -9,6 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <regex>
@@ -62,6 +64,56 @@ TEST_F(DaemonStartTest, SocketAndDirectoryAreTheOwnersAlone) {
   EXPECT_EQ(Torpor({"stats"}).code, 0);
   Stop();
   EXPECT_FALSE(std::filesystem::exists(Socket())) << "left behind";
+}
+
+TEST_F(DaemonStartTest, AGroupMayConnect) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root, to be somebody else";
+  ASSERT_EQ(chmod(dir().path().c_str(), 0755), 0);
+  Start("socket_group = '4321'\n");
+  EXPECT_EQ(ModeOf(Socket()), 0660);
+  EXPECT_EQ(ModeOf(Socket() + ".fd"), 0660);
+  EXPECT_EQ(ModeOf(dir().File("run")), 0750);
+  EXPECT_EQ(ModeOf(dir().File("data")), 0700);
+  const auto stats_as = [&](const std::string& group) {
+    return RunToEnd({"/usr/bin/setpriv", "--reuid=65534", "--regid=" + group,
+                     "--clear-groups", TorporPath(), "--server", Address(),
+                     "--timeout", "2", "stats"})
+        .code;
+  };
+  EXPECT_EQ(stats_as("4321"), 0);
+  EXPECT_EQ(stats_as("4322"), 1);
+}
+
+TEST_F(DaemonStartTest, AServiceManagerIsTold) {
+  const std::string path = dir().File("notify");
+  const int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+  const timeval limit = {.tv_sec = kPatience.count()};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  ASSERT_EQ(
+      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+      0);
+  const auto told = [&] {
+    std::array<char, 64> text{};
+    const ssize_t n = recv(fd, text.data(), text.size(), 0);
+    return std::string(text.data(), n > 0 ? static_cast<size_t>(n) : 0);
+  };
+  setenv("NOTIFY_SOCKET", path.c_str(), 1);
+  Start();
+  EXPECT_EQ(told(), "READY=1");
+  Stop();
+  EXPECT_EQ(told(), "STOPPING=1");
+  // Refused: it never says that it is ready.
+  ExpectRefused(WithData({"--listen", "nonsense"}));
+  std::array<char, 64> text{};
+  EXPECT_EQ(recv(fd, text.data(), text.size(), MSG_DONTWAIT), -1);
+  // A manager that is gone changes nothing.
+  close(fd);
+  Start();
+  Stop();
+  unsetenv("NOTIFY_SOCKET");
 }
 
 TEST_F(DaemonStartTest, AStaleSocketIsReplaced) {
@@ -208,6 +260,7 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"[limits]\ncalls = 0\n", {"calls"}},
       {"maintain_every_ms = 0\n", {"maintain_every_ms"}},
       {"log_level = 'loud'\n", {"loud"}},
+      {"socket_group = 'no-such-group'\n", {"no-such-group"}},
       {"[replay]\nisa = 'z80'\n", {"z80"}},
       {"this is no toml", {":1"}}};
   for (const Case& c : cases) {

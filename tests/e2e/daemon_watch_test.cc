@@ -35,6 +35,12 @@ TEST_F(DaemonWatchTest, HealthAndReflectionAnswer) {
   }
   EXPECT_THAT(client.Health("torpor.v1.NoService"),
               HasCode(StatusCode::kNotFound));
+  const Finished whole = Torpor({"health"});
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(whole.out, "serving\n");
+  const Finished none = Torpor({"health", "--service", "torpor.v1.NoService"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_THAT(none.err, HasSubstr("NOT_FOUND"));
   // ServerReflectionRequest{list_services: "*"}.
   const auto services = client.Raw(
       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

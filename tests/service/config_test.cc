@@ -41,6 +41,7 @@ TEST_F(ConfigTest, EveryKeyArrives) {
 data_dir = "/data"
 listen = ["unix:///a", "127.0.0.1:1"]
 metrics_listen = "127.0.0.1:2"
+socket_group = "g"
 insecure_tcp = true
 reflection = false
 require_credential = true
@@ -95,6 +96,7 @@ number = 29
   EXPECT_EQ(s.store.data_dir, "/data");
   EXPECT_THAT(s.listen, ElementsAre("unix:///a", "127.0.0.1:1"));
   EXPECT_EQ(s.metrics_listen, "127.0.0.1:2");
+  EXPECT_EQ(config_.socket_group, "g");
   EXPECT_TRUE(s.insecure_tcp);
   EXPECT_FALSE(s.reflection);
   EXPECT_TRUE(s.require_credential);

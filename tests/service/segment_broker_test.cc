@@ -3,6 +3,7 @@
 #include "service/segment_broker.h"
 
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sodium.h>
 #include <sys/socket.h>
@@ -133,6 +134,39 @@ TEST_F(SegmentBrokerTest, RefusesAnotherUser) {
             static_cast<int>(StatusCode::kPermissionDenied));
   // The nonce was not spent on it.
   EXPECT_OK(Take(ChoiceOf(made)));
+}
+
+TEST_F(SegmentBrokerTest, TakesUsersOfItsGroup) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root";
+  constexpr gid_t kGroup = 4321;
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
+  Start({.segment_bytes = kMiB, .max_bytes = 3 * kMiB, .group = kGroup});
+  struct stat st = {};
+  ASSERT_EQ(stat(FdSocketPath(Path()).c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0660);
+  EXPECT_EQ(st.st_gid, kGroup);
+  // What Take says to a process of these groups.
+  const auto taken_by = [&](gid_t own, const std::vector<gid_t>& further) {
+    const auto made = Make();
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setgroups(further.size(), further.data()) != 0 || setgid(own) != 0 ||
+          setuid(65534) != 0) {
+        _exit(100);
+      }
+      _exit(static_cast<int>(Take(ChoiceOf(made)).status().code()));
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    return static_cast<StatusCode>(WEXITSTATUS(status));
+  };
+  EXPECT_EQ(taken_by(kGroup, {}), StatusCode::kOk);
+  EXPECT_EQ(taken_by(65534, {7, kGroup, 9}), StatusCode::kOk);
+  // The file's mode keeps others out; without it, the broker does.
+  EXPECT_EQ(taken_by(65534, {7, 9}), StatusCode::kUnavailable);
+  ASSERT_EQ(chmod(FdSocketPath(Path()).c_str(), 0666), 0);
+  EXPECT_EQ(taken_by(65534, {7, 9}), StatusCode::kPermissionDenied);
+  EXPECT_EQ(taken_by(65534, {}), StatusCode::kPermissionDenied);
 }
 
 TEST_F(SegmentBrokerTest, AConnectionThatClosesLosesTheSegment) {

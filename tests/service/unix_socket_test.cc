@@ -58,6 +58,48 @@ TEST_F(UnixSocketTest, MakesItsDirectory) {
               HasStatus(StatusCode::kFailedPrecondition, "no/run"));
 }
 
+TEST_F(UnixSocketTest, AGroupIsLetIn) {
+  ASSERT_OK_AND_ASSIGN(const auto taken,
+                       UnixSocketPath::Take(dir_.File("run/s"), getegid()));
+  struct stat st = {};
+  ASSERT_EQ(stat(dir_.File("run").c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 07777, 0750);
+  EXPECT_EQ(st.st_gid, getegid());
+  const mode_t before = umask(0177);
+  const Listener live(taken->path());
+  umask(before);
+  ASSERT_EQ(stat(taken->path().c_str(), &st), 0);
+  ASSERT_EQ(st.st_mode & 0777, 0600);
+  EXPECT_OK(taken->Share());
+  ASSERT_EQ(stat(taken->path().c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0660);
+  EXPECT_EQ(st.st_gid, getegid());
+}
+
+TEST_F(UnixSocketTest, WithoutAGroupNothingIsShared) {
+  ASSERT_OK_AND_ASSIGN(const auto taken, UnixSocketPath::Take(Path()));
+  const mode_t before = umask(0177);
+  const Listener live(Path());
+  umask(before);
+  EXPECT_OK(taken->Share());
+  struct stat st = {};
+  ASSERT_EQ(stat(Path().c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0600);
+}
+
+TEST_F(UnixSocketTest, GroupsByNameAndNumber) {
+  ASSERT_OK_AND_ASSIGN(const gid_t root, GroupNumber("root"));
+  EXPECT_EQ(root, 0);
+  ASSERT_OK_AND_ASSIGN(const gid_t number, GroupNumber("4321"));
+  EXPECT_EQ(number, 4321);
+  for (const char* group :
+       {"no-such-group", "", "-1", "4294967295", "4294967296"}) {
+    EXPECT_THAT(GroupNumber(group),
+                HasStatus(StatusCode::kInvalidArgument, "socket_group"))
+        << group;
+  }
+}
+
 TEST_F(UnixSocketTest, OneHolderAtATime) {
   ASSERT_OK_AND_ASSIGN(auto first, UnixSocketPath::Take(Path()));
   EXPECT_EQ(first->path(), Path());

@@ -72,7 +72,7 @@ bool IsStandard(const std::string& header) {
   // <vector>, <sys/mman.h>, <unistd.h>: no slash, or a POSIX folder.
   static const std::regex standard(
       "[a-z_0-9]+|(dlfcn|link|ucontext|fcntl|unistd|dirent|stdlib|signal|poll|"
-      "errno|pthread|"
+      "errno|pthread|grp|"
       "sched|"
       "sys/[a-z_]+|netinet/[a-z]+|linux/[a-z]+|arpa/"
       "inet|malloc|spawn|termios)\\.h");

@@ -247,7 +247,7 @@ TEST(RecordRowsTest, RecordsComeBackFromPagesAndRings) {
   for (const int64_t ring : {0, 10}) {
     std::vector<uint8_t*> pages;
     for (int i = 0; i < 8; ++i) pages.push_back(ops.NewPage(4 * kRowBytes));
-    const RecordPages of{pages.data(), 4, ring, kRowBytes};
+    const RecordPages of{pages.data(), 8, 4, ring, kRowBytes};
     std::vector<std::vector<uint8_t>> kept(32,
                                            std::vector<uint8_t>(kRowBytes, 0));
     const auto place = [&](int64_t row) -> std::vector<uint8_t>& {

@@ -9,6 +9,7 @@
 #include "kernels/cuda_emulation/stream.h"
 #include "kernels/ops_cuda.h"
 #include "tests/replay/family_conformance.h"
+#include "tests/replay/small_deepseek_v41.h"
 
 namespace torpor::replay {
 namespace {
@@ -52,6 +53,22 @@ INSTANTIATE_TEST_SUITE_P(Gemma3, FamilyConformance,
                              {OracleCase("w5", "gemma3/w5"),
                               OracleCase("w5_bf16", "gemma3/w5", "bf16")})),
                          FamilyCaseName);
+FamilyCase SmallV41Case(const std::string& name, const std::string& oracle,
+                        const std::string& compute_dtype) {
+  FamilyCase family_case = V41Case(name, oracle, compute_dtype);
+  family_case.directory = [oracle](const std::string& temp_dir) {
+    return WriteSmallDeepSeekV41(oracle, temp_dir);
+  };
+  return family_case;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    DeepSeekV41, FamilyConformance,
+    ::testing::ValuesIn(
+        OnEmulatedCuda({SmallV41Case("v41", "plain", "f32"),
+                        SmallV41Case("v41_bf16", "plain", "bf16"),
+                        SmallV41Case("v41_release", "release", "native")})),
+    FamilyCaseName);
 
 }  // namespace
 }  // namespace torpor::replay

@@ -362,7 +362,7 @@ TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
   const auto plain = RopeInvFreq(160000.0f, 64, 1.0f);
   const auto got = YarnInvFreq(160000.0, 64, yarn);
   ASSERT_EQ(got.size(), plain.size());
-  // Pair j turns 65536 / (2 pi 160000^(2j / 64)) times: 32 times at j = 15.47,
+  // Pair j turns 65536 / (2 pi 160000^(2j / 64)) times: 32 times at j = 15.45,
   // once at 24.70, so that pairs up to 15 stay and those from 25 are divided.
   for (size_t j = 0; j < plain.size(); ++j) {
     const float share = got[j] / plain[j];
@@ -374,6 +374,30 @@ TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
       const float ramp = (static_cast<float>(j) - 15.0f) / 10.0f;
       EXPECT_FLOAT_EQ(share, 1.0f - ramp + ramp / 16.0f) << j;
     }
+  }
+}
+
+// Pairs 15.45 to 24.70 of the test above: none of the bounds is rounded.
+TEST(YarnTest, TheRangeIsWhatTurnsSayWithoutTruncation) {
+  const YarnParams yarn{.factor = 16.0,
+                        .beta_fast = 32.0,
+                        .beta_slow = 1.0,
+                        .original_positions = 65536,
+                        .truncate = false};
+  const auto plain = RopeInvFreq(160000.0f, 64, 1.0f);
+  const auto got = YarnInvFreq(160000.0, 64, yarn);
+  const auto pair = [](double turns) {
+    return 64.0 * std::log(65536.0 / (turns * 2.0 * M_PI)) /
+           (2.0 * std::log(160000.0));
+  };
+  const double low = pair(32.0);
+  const double high = pair(1.0);
+  EXPECT_NEAR(low, 15.45, 0.01);
+  EXPECT_NEAR(high, 24.70, 0.01);
+  for (size_t j = 0; j < plain.size(); ++j) {
+    const double ramp =
+        std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
+    EXPECT_NEAR(got[j] / plain[j], 1.0 - ramp + ramp / 16.0, 1e-6) << j;
   }
 }
 

@@ -74,8 +74,15 @@ class DenseOps : public Ops {
   void ChooseExperts(const ChooseExpertsParams& /*params*/) final {
     Missing("choose experts");
   }
+  void ChooseSoftmaxExperts(
+      const ChooseSoftmaxExpertsParams& /*params*/) final {
+    Missing("choose experts by softmax");
+  }
   void GroupExperts(const GroupExpertsParams& /*params*/) final {
     Missing("group experts");
+  }
+  void BiasExperts(const BiasExpertsParams& /*params*/) final {
+    Missing("bias experts");
   }
   void SumExperts(const SumExpertsParams& /*params*/) final {
     Missing("sum experts");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Wide: GroupByExpertKernel loads
+// Wide: BiasExpertsKernel loads stores
 // Wide: SumExpertsKernel loads stores
 
 #include <cassert>
@@ -20,6 +21,7 @@ using device::OrderOf;
 using device::Plus;
 using device::StoreFloat4;
 using device::SumBefore;
+using device::Times;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
@@ -93,6 +95,29 @@ void RouteKernel(RouteParams p) {
   }
 }
 
+TORPOR_KERNEL(kThreads)
+void ChooseSoftmaxExpertsKernel(ChooseSoftmaxExpertsParams p) {
+  TORPOR_SHARED(RouteShared, shared, 1);
+  float* affinities = p.affinities + int64_t{blockIdx.x} * p.n_experts;
+  const auto n = static_cast<int>(p.n_experts);
+  const auto k = static_cast<int>(p.k);
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < n; e += kThreads) {
+    shared->affinities[e] = affinities[e];
+    shared->orders[e] = OrderOf(affinities[e]);
+  }
+  __syncthreads();
+  ChooseExperts(n, k, shared);
+  float highest = -INFINITY;
+  for (int e = 0; e < n; ++e) highest = fmaxf(highest, shared->affinities[e]);
+  for (int e = thread; e < n; e += kThreads) {
+    affinities[e] = expf(shared->affinities[e] - highest);
+  }
+  for (int j = thread; j < k; j += kThreads) {
+    p.experts[int64_t{blockIdx.x} * k + j] = shared->experts[j];
+  }
+}
+
 // ---- an expert's rows ------------------------------------------------------
 
 // Of entries [at, at + 4) of n; -1 beyond the last.
@@ -156,6 +181,25 @@ void GroupByExpertKernel(GroupByExpertParams p) {
 // ---- what they gave --------------------------------------------------------
 
 TORPOR_KERNEL(kThreads)
+void BiasExpertsKernel(BiasExpertsParams p) {
+  const int64_t entry = blockIdx.x;
+  const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
+  if (i >= p.dim) return;
+  // The last expert that begins at or before the entry.
+  int64_t expert = 0;
+  for (int64_t end = p.n_experts; end - expert > 1;) {
+    const int64_t middle = (expert + end) / 2;
+    (p.first[middle] <= entry ? expert : end) = middle;
+  }
+  const int64_t left = p.dim - i;
+  float* x = p.x + entry * p.dim + i;
+  const float weight = p.weights == nullptr ? 1.0f : p.weights[entry];
+  const float4 sum =
+      Plus(LoadFloat4(x, left), LoadFloat4(p.bias + expert * p.dim + i, left));
+  StoreFloat4(x, Times(weight, sum), left);
+}
+
+TORPOR_KERNEL(kThreads)
 void SumExpertsKernel(SumExpertsCudaParams p) {
   const int64_t row = blockIdx.x;
   const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
@@ -179,6 +223,22 @@ int RouteCuda(const RouteParams& p, CudaStream stream) {
   if (p.n_rows == 0) return 0;
   return TORPOR_LAUNCH(RouteKernel, static_cast<unsigned>(p.n_rows), kThreads,
                        0, stream, p);
+}
+
+int ChooseSoftmaxExpertsCuda(const ChooseSoftmaxExpertsParams& p,
+                             CudaStream stream) {
+  assert(p.k >= 1 && p.k <= p.n_experts && p.n_experts <= kRouteExpertsMax);
+  if (p.n_rows == 0) return 0;
+  return TORPOR_LAUNCH(ChooseSoftmaxExpertsKernel,
+                       static_cast<unsigned>(p.n_rows), kThreads, 0, stream, p);
+}
+
+int BiasExpertsCuda(const BiasExpertsParams& p, CudaStream stream) {
+  if (p.n_entries == 0 || p.dim == 0) return 0;
+  const dim3 grid(
+      static_cast<unsigned>(p.n_entries),
+      static_cast<unsigned>((p.dim + 4 * kThreads - 1) / (4 * kThreads)));
+  return TORPOR_LAUNCH(BiasExpertsKernel, grid, kThreads, 0, stream, p);
 }
 
 int GroupByExpertCuda(const GroupByExpertParams& p, CudaStream stream) {

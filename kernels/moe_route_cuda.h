@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cuda_stream.h"
+#include "kernels/experts.h"
 
 namespace torpor::kernels {
 
@@ -34,6 +35,13 @@ struct RouteParams {
   int32_t* experts = nullptr;   // [n_rows, k], ascending in each row
   float* weights = nullptr;     // [n_rows, k]
 };
+
+// kernels/experts.h; at most kRouteExpertsMax experts. Floor: logits read once,
+// affinities written once. Comparisons: n_experts^2 a row.
+int ChooseSoftmaxExpertsCuda(const ChooseSoftmaxExpertsParams& params,
+                             CudaStream stream);
+// Floor: x read once and written once.
+int BiasExpertsCuda(const BiasExpertsParams& params, CudaStream stream);
 
 // Entry i of the lists is entry_row[i] with entry_weight[i]; those of expert e
 // are [group_begin[e], group_begin[e + 1]).

@@ -195,6 +195,9 @@ class CudaOps final : public DenseOps {
   void GatedGelu(const GatedGeluParams& p) override {
     Do("gelu", [&] { return GatedGeluCuda(p, compute_->stream()); });
   }
+  void Add(const AddParams& p) override {
+    Do("add", [&] { return AddCuda(p, compute_->stream()); });
+  }
   void Softcap(const SoftcapParams& p) override {
     Do("softcap", [&] { return SoftcapCuda(p, compute_->stream()); });
   }

@@ -146,9 +146,11 @@ TEST_F(CudaReplayerTest, ALostDeviceIsUnavailable) {
 }
 
 TEST_F(CudaReplayerTest, AFamilyWithoutItsOpsIsRefused) {
-  EXPECT_THAT(LoadModel(TORPOR_ORACLES_DIR "/deepseek_v41/plain",
-                        {.ops = EmulatedDevice::NewOps()}),
-              HasStatus(absl::StatusCode::kUnimplemented, "cuda/emulated"));
+  for (const char* directory : {TORPOR_ORACLES_DIR "/deepseek_v41/plain",
+                                TORPOR_ORACLES_DIR "/gpt_oss/plain"}) {
+    EXPECT_THAT(LoadModel(directory, {.ops = EmulatedDevice::NewOps()}),
+                HasStatus(absl::StatusCode::kUnimplemented, "cuda/emulated"));
+  }
 }
 
 }  // namespace

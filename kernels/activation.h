@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Element-wise ops: the gated GELU of Gemma's MLP, the clamped gated SiLU of
-// DeepSeek's experts, softcap, scaling, and rounding rows to bf16, as the next
-// GEMM wants them or in place.
+// DeepSeek's and gpt-oss' experts, sums, softcap, scaling, and rounding rows to
+// bf16, as the next GEMM wants them or in place.
 
 #ifndef TORPOR_KERNELS_ACTIVATION_H_
 #define TORPOR_KERNELS_ACTIVATION_H_
@@ -24,7 +24,8 @@ struct GatedGeluParams {
   DType out_dtype = DType::kF32;
 };
 
-// out = silu(min(gate, limit)) * clamp(up, -limit, limit) * row_weight.
+// out = g * sigmoid(slope * g) * (clamp(up, -limit, limit) + up_offset) *
+// row_weight, g = min(gate, limit).
 struct GatedSiluParams {
   // [n_rows, 2 * dim] f32: gate, then up.
   const float* gate_up = nullptr;
@@ -37,6 +38,16 @@ struct GatedSiluParams {
   // [n_rows, dim] of `out_dtype`.
   void* out = nullptr;
   DType out_dtype = DType::kF32;
+  // 1 = SiLU.
+  float slope = 1.0f;
+  float up_offset = 0.0f;
+};
+
+// x = x + y, in place. Floor: both read once, x written once.
+struct AddParams {
+  float* x = nullptr;
+  const float* y = nullptr;
+  int64_t n = 0;
 };
 
 // x = cap * tanh(x / cap), in place.
@@ -69,6 +80,7 @@ struct ScaleParams {
 
 void GatedGeluRef(const GatedGeluParams& params);
 void GatedSiluRef(const GatedSiluParams& params);
+void AddRef(const AddParams& params);
 void SoftcapRef(const SoftcapParams& params);
 void ToBf16Ref(const ToBf16Params& params);
 void RoundBf16Ref(const RoundBf16Params& params);

@@ -44,7 +44,8 @@ void GatedSiluCpu(const GatedSiluParams& p, int64_t row_begin,
                          typename V::F32 weight) {
     const auto g = V::Min(V::Set(limit), gate);
     const auto u = V::Max(V::Set(-limit), V::Min(V::Set(limit), up));
-    return V::Mul(V::Mul(V::Mul(g, Sigmoid<V>(g)), u), weight);
+    const auto gate_out = V::Mul(g, Sigmoid<V>(V::Mul(V::Set(p.slope), g)));
+    return V::Mul(V::Mul(gate_out, V::Add(u, V::Set(p.up_offset))), weight);
   };
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* gate = p.gate_up + row * 2 * p.dim;

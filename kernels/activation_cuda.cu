@@ -4,6 +4,7 @@
 //
 // Wide: GatedKernel loads
 // Wide: InPlaceKernel loads stores
+// Wide: AddKernel loads stores
 // Wide: ToBf16Kernel loads
 
 #include "kernels/activation_cuda.h"
@@ -32,6 +33,8 @@ struct Gelu {
 
 struct Silu {
   float limit;
+  float slope;
+  float up_offset;
   const float* row_weight;
 
   TORPOR_DEVICE float operator()(float gate, float up, int64_t row) const {
@@ -41,7 +44,7 @@ struct Silu {
       up = up > limit ? limit : up;
       up = up < -limit ? -limit : up;
     }
-    const float y = gate * device::Sigmoid(gate) * up;
+    const float y = gate * device::Sigmoid(slope * gate) * (up + up_offset);
     return row_weight == nullptr ? y : y * row_weight[row];
   }
 };
@@ -116,6 +119,20 @@ int LaunchInPlace(float* x, int64_t n, const Op& op, CudaStream stream) {
 }
 
 TORPOR_KERNEL(kQuadThreads)
+void AddKernel(AddParams p, bool aligned) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kQuadThreads;
+  for (int64_t at =
+           static_cast<int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x;
+       at * 4 < p.n; at += step) {
+    const int64_t left = p.n - at * 4;
+    Quad x = LoadQuad(p.x + at * 4, left, aligned);
+    const Quad y = LoadQuad(p.y + at * 4, left, aligned);
+    for (int j = 0; j < 4; ++j) x.v[j] += y.v[j];
+    StoreQuad(x, p.x + at * 4, left, aligned);
+  }
+}
+
+TORPOR_KERNEL(kQuadThreads)
 void ToBf16Kernel(ToBf16Params p, Aligned aligned) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kQuadThreads;
   for (int64_t at =
@@ -133,7 +150,19 @@ int GatedGeluCuda(const GatedGeluParams& params, CudaStream stream) {
 }
 
 int GatedSiluCuda(const GatedSiluParams& params, CudaStream stream) {
-  return LaunchGated(params, Silu{params.limit, params.row_weight}, stream);
+  return LaunchGated(
+      params,
+      Silu{params.limit, params.slope, params.up_offset, params.row_weight},
+      stream);
+}
+
+int AddCuda(const AddParams& params, CudaStream stream) {
+  if (params.n == 0) return 0;
+  const bool aligned =
+      device::QuadsAligned(params.x, 4) && device::QuadsAligned(params.y, 4);
+  return TORPOR_LAUNCH(AddKernel,
+                       device::BlocksFor((params.n + 3) / 4, kQuadThreads),
+                       kQuadThreads, 0, stream, params, aligned);
 }
 
 int SoftcapCuda(const SoftcapParams& params, CudaStream stream) {

@@ -17,6 +17,7 @@ namespace torpor::kernels {
 
 int GatedGeluCuda(const GatedGeluParams& params, CudaStream stream);
 int GatedSiluCuda(const GatedSiluParams& params, CudaStream stream);
+int AddCuda(const AddParams& params, CudaStream stream);
 int SoftcapCuda(const SoftcapParams& params, CudaStream stream);
 int ToBf16Cuda(const ToBf16Params& params, CudaStream stream);
 int RoundBf16Cuda(const RoundBf16Params& params, CudaStream stream);

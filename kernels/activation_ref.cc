@@ -36,7 +36,9 @@ void GatedSiluRef(const GatedSiluParams& p) {
       // A NaN passes every comparison of these.
       const double g = gate[i] > limit ? limit : gate[i];
       const double u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
-      const auto y = static_cast<float>(g / (1.0 + std::exp(-g)) * u * weight);
+      const auto y =
+          static_cast<float>(g / (1.0 + std::exp(-double{p.slope} * g)) *
+                             (u + p.up_offset) * weight);
       if (p.out_dtype == DType::kBf16) {
         static_cast<Bf16*>(p.out)[row * p.dim + i] = ToBf16(y);
       } else {
@@ -44,6 +46,10 @@ void GatedSiluRef(const GatedSiluParams& p) {
       }
     }
   }
+}
+
+void AddRef(const AddParams& p) {
+  for (int64_t i = 0; i < p.n; ++i) p.x[i] += p.y[i];
 }
 
 void SoftcapRef(const SoftcapParams& p) {

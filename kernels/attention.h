@@ -8,7 +8,8 @@
 // splits merged in ascending order. Rows beside it, tiles, threads and batch
 // change nothing (design D9). Keys outside a row's range are never weighted:
 // not by 0, since 0 x NaN is NaN. In bf16, q and the softmax numerators are
-// rounded to bf16 before their products; sums are f32.
+// rounded to bf16 before their products; sums are f32. A sink joins a row's
+// softmax after its splits are merged.
 // Floor: 4 * rows * keys * head_dim operations a head; K and V read once a
 // tile of rows.
 
@@ -58,6 +59,9 @@ struct AttentionParams {
   float scale = 1.0f;
   // 0 = none.
   float softcap = 0.0f;
+  // [n_heads] f32: a logit beside those of the row's keys, without a value;
+  // neither scaled nor softcapped. Null = none.
+  const float* sinks = nullptr;
   // [rows, n_heads, head_dim] f32.
   const float* q = nullptr;
   // The same shape, of `out_dtype`.

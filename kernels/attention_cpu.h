@@ -87,6 +87,13 @@ struct AttentionStepF32 {
   static Vec Mask(Vec v, bool, bool) { return v; }
 };
 
+template <class V>
+float ExpOf(float x) {
+  float lanes[16];
+  V::Store(Exp<V>(V::Set(x)), lanes);
+  return lanes[0];
+}
+
 template <class V, class Step>
 class AttentionTileRunner {
  public:
@@ -243,7 +250,7 @@ class AttentionTileRunner {
       sum = V::Add(sum, w);
       Step::Store(w, weights + g * 16);
     }
-    const float rescale = ExpOf(old_max - new_max);
+    const float rescale = ExpOf<V>(old_max - new_max);
     out.max[r] = new_max;
     out.sum[r] = out.sum[r] * rescale + V::Sum(sum);
     if (new_max == old_max) return;  // the factor is exactly 1
@@ -263,12 +270,6 @@ class AttentionTileRunner {
     end = end < 0 ? 0 : (end > 16 ? 16 : end);
     return V::Select(static_cast<int>(begin), static_cast<int>(end), in,
                      outside);
-  }
-
-  static float ExpOf(float x) {
-    float lanes[16];
-    V::Store(Exp<V>(V::Set(x)), lanes);
-    return lanes[0];
   }
 
   // acc[r] += sum over visible tokens, ascending, of weight x value. Steps that
@@ -384,11 +385,8 @@ void MergeAttention(int64_t rows, int64_t head_dim,
       continue;
     }
     const float max = total.max[r] > part.max[r] ? total.max[r] : part.max[r];
-    float lanes[16];
-    V::Store(Exp<V>(V::Set(total.max[r] - max)), lanes);
-    const float a = lanes[0];
-    V::Store(Exp<V>(V::Set(part.max[r] - max)), lanes);
-    const float b = lanes[0];
+    const float a = ExpOf<V>(total.max[r] - max);
+    const float b = ExpOf<V>(part.max[r] - max);
     for (int64_t d = 0; d < head_dim; d += 16) {
       const auto kept = V::Mul(V::Load(acc + d), V::Set(a));
       V::Store(V::Fma(V::Load(more + d), V::Set(b), kept), acc + d);
@@ -396,6 +394,17 @@ void MergeAttention(int64_t rows, int64_t head_dim,
     total.max[r] = max;
     total.sum[r] = total.sum[r] * a + part.sum[r] * b;
   }
+}
+
+// 1 / sum of a row's numerators, or with the sink of its head among them.
+template <class V>
+float InverseSum(const AttentionParams& p, const AttentionTile& tile, int64_t r,
+                 float row_max, float row_sum) {
+  if (p.sinks == nullptr) return 1.0f / row_sum;
+  const float sink = p.sinks[tile.head + r % tile.n_heads];
+  const float max = row_max > sink ? row_max : sink;
+  const float kept = ExpOf<V>(row_max - max);
+  return kept / (row_sum * kept + ExpOf<V>(sink - max));
 }
 
 // total / sum into the tile's place in out.
@@ -407,7 +416,8 @@ void FinishAttention(const AttentionParams& p, const AttentionTile& tile,
       p.out_dtype == DType::kBf16 ? RowSink::kStoreBf16 : RowSink::kStoreF32;
   for (int64_t r = 0; r < tile.n_rows(); ++r) {
     const int64_t at = tile.Offset(p, r);
-    const auto inverse = V::Set(1.0f / total.sum[r]);
+    const auto inverse =
+        V::Set(InverseSum<V>(p, tile, r, total.max[r], total.sum[r]));
     for (int64_t d = 0; d < hd; d += 16) {
       StoreLanes<V>(V::Mul(V::Load(total.acc + r * hd + d), inverse), at + d,
                     p.out, sink);

@@ -66,7 +66,13 @@ void AttentionMergeKernel(AttentionArgs args, bool aligned) {
       sum = sum * kept + part[hd + 1] * added;
       max = new_max;
     }
-    const float inverse = 1.0f / sum;
+    float inverse = 1.0f / sum;
+    if (args.p.sinks != nullptr) {
+      const float sink = args.p.sinks[rows.head + r % rows.n_heads];
+      const float new_max = max > sink ? max : sink;
+      const float kept = device::Exp(max - new_max);
+      inverse = kept / (sum * kept + device::Exp(sink - new_max));
+    }
     for (float& v : acc.v) v *= inverse;
     device::StoreQuad(acc, args.p.out, args.p.out_dtype,
                       rows.Offset(args.p, r) + d, 4, aligned);

@@ -40,7 +40,8 @@ void AttentionRef(const AttentionParams& p) {
         const int64_t at = ((seg.row_begin + r) * p.n_heads + h) * hd;
         const int64_t kv = h / group * hd;
         std::vector<double> weights(n_keys);
-        double max = -INFINITY;
+        const double sink = p.sinks == nullptr ? -INFINITY : p.sinks[h];
+        double max = sink;
         for (size_t k = 0; k < n_keys; ++k) {
           const int64_t pos = keys.begin + static_cast<int64_t>(k);
           ReadRow(p.shape, seg.kv.page(pos / kPageTokens), pos % kPageTokens,
@@ -57,7 +58,7 @@ void AttentionRef(const AttentionParams& p) {
           weights[k] = dot;
           max = std::fmax(max, dot);
         }
-        double sum = 0;
+        double sum = p.sinks == nullptr ? 0 : std::exp(sink - max);
         std::vector<double> out(static_cast<size_t>(hd));
         for (size_t k = 0; k < n_keys; ++k) {
           const int64_t pos = keys.begin + static_cast<int64_t>(k);

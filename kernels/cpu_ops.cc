@@ -141,6 +141,12 @@ void CpuOps::GatedGelu(const GatedGeluParams& params) {
   });
 }
 
+void CpuOps::Add(const AddParams& params) {
+  impl_->Ranges(params.n, 1, [&](int64_t begin, int64_t end) {
+    AddRef({params.x + begin, params.y + begin, end - begin});
+  });
+}
+
 void CpuOps::Softcap(const SoftcapParams& params) {
   // Runs of whole lanes, so that only the last one is ragged.
   impl_->Ranges((params.n + 15) / 16, 64, [&](int64_t begin, int64_t end) {

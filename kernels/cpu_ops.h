@@ -42,6 +42,7 @@ class CpuOps final : public Ops {
   void RmsNorm(const RmsNormParams& params) override;
   void Rope(const RopeParams& params) override;
   void GatedGelu(const GatedGeluParams& params) override;
+  void Add(const AddParams& params) override;
   void Softcap(const SoftcapParams& params) override;
   void ToBf16(const ToBf16Params& params) override;
   void Attention(const AttentionParams& params) override;
@@ -68,7 +69,9 @@ class CpuOps final : public Ops {
   void HyperExpand(const HyperExpandParams& params) override;
   void EngramGate(const EngramGateParams& params) override;
   void ChooseExperts(const ChooseExpertsParams& params) override;
+  void ChooseSoftmaxExperts(const ChooseSoftmaxExpertsParams& params) override;
   void GroupExperts(const GroupExpertsParams& params) override;
+  void BiasExperts(const BiasExpertsParams& params) override;
   void SumExperts(const SumExpertsParams& params) override;
 
   [[nodiscard]] size_t PageBytes(const KvShape& shape) const override;

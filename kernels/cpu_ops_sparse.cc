@@ -62,6 +62,22 @@ ChooseExpertsParams Rows(ChooseExpertsParams p, int64_t begin, int64_t end) {
   return p;
 }
 
+ChooseSoftmaxExpertsParams Rows(ChooseSoftmaxExpertsParams p, int64_t begin,
+                                int64_t end) {
+  p.affinities += begin * p.n_experts;
+  p.experts += begin * p.k;
+  p.n_rows = end - begin;
+  return p;
+}
+
+// Experts [begin, end); entries are counted from the first of all.
+BiasExpertsParams Experts(BiasExpertsParams p, int64_t begin, int64_t end) {
+  p.first += begin;
+  p.bias += begin * p.dim;
+  p.n_experts = end - begin;
+  return p;
+}
+
 SumExpertsParams Rows(SumExpertsParams p, int64_t begin, int64_t end) {
   p.entries += begin * p.k;
   if (p.shared != nullptr) p.shared += begin * p.dim;
@@ -217,8 +233,23 @@ void CpuOps::ChooseExperts(const ChooseExpertsParams& params) {
                 });
 }
 
+void CpuOps::ChooseSoftmaxExperts(const ChooseSoftmaxExpertsParams& params) {
+  impl_->Ranges(params.n_rows, 32 * params.n_experts,
+                [&](int64_t begin, int64_t end) {
+                  ChooseSoftmaxExpertsRef(Rows(params, begin, end));
+                });
+}
+
 void CpuOps::GroupExperts(const GroupExpertsParams& params) {
   GroupExpertsRef(params);
+}
+
+void CpuOps::BiasExperts(const BiasExpertsParams& params) {
+  impl_->Ranges(params.n_experts,
+                params.n_entries * params.dim / params.n_experts,
+                [&](int64_t begin, int64_t end) {
+                  BiasExpertsRef(Experts(params, begin, end));
+                });
 }
 
 void CpuOps::SumExperts(const SumExpertsParams& params) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Wide: GroupExpertsKernel loads
+// Wide: BiasExpertsKernel loads stores
 // Wide: SumExpertsKernel loads stores
 
 #include <cassert>
@@ -21,6 +22,7 @@ using device::OrderOf;
 using device::Plus;
 using device::StoreFloat4;
 using device::SumBefore;
+using device::Times;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
@@ -52,29 +54,51 @@ TORPOR_DEVICE_ONLY int RankOf(const uint32_t* orders, int n, int expert) {
   return rank;
 }
 
-TORPOR_KERNEL(kThreads)
-void ChooseExpertsKernel(ChooseExpertsParams p) {
-  TORPOR_SHARED(ChooseShared, shared, 1);
-  const auto n = static_cast<int>(p.n_experts);
-  const auto thread = static_cast<int>(threadIdx.x);
-  float* affinities = p.affinities + int64_t{blockIdx.x} * n;
-  int32_t* experts = p.experts + int64_t{blockIdx.x} * p.k;
-  for (int e = thread; e < n; e += kThreads) {
-    const float affinity = Affinity(affinities[e] / p.temperature);
-    affinities[e] = affinity;
-    shared->orders[e] = OrderOf(affinity + p.bias[e]);
-  }
+// The k that come first, ascending. All threads come here, and wait for each
+// other.
+TORPOR_DEVICE_ONLY void ListChosen(ChooseShared* shared, int n, int64_t k,
+                                   int32_t* experts) {
   __syncthreads();
   uint32_t chosen = 0;
   for (int first = 0; first < n; first += kThreads) {
-    const int expert = first + thread;
-    const bool is_chosen =
-        expert < n && RankOf(shared->orders, n, expert) < p.k;
+    const int expert = first + static_cast<int>(threadIdx.x);
+    const bool is_chosen = expert < n && RankOf(shared->orders, n, expert) < k;
     uint32_t total;
     const uint32_t before =
         SumBefore<kThreads>(is_chosen ? 1 : 0, shared->sums, &total);
     if (is_chosen) experts[chosen + before] = expert;
     chosen += total;
+  }
+}
+
+TORPOR_KERNEL(kThreads)
+void ChooseExpertsKernel(ChooseExpertsParams p) {
+  TORPOR_SHARED(ChooseShared, shared, 1);
+  const auto n = static_cast<int>(p.n_experts);
+  float* affinities = p.affinities + int64_t{blockIdx.x} * n;
+  for (int e = static_cast<int>(threadIdx.x); e < n; e += kThreads) {
+    const float affinity = Affinity(affinities[e] / p.temperature);
+    affinities[e] = affinity;
+    shared->orders[e] = OrderOf(affinity + p.bias[e]);
+  }
+  ListChosen(shared, n, p.k, p.experts + int64_t{blockIdx.x} * p.k);
+}
+
+TORPOR_KERNEL(kThreads)
+void ChooseSoftmaxExpertsKernel(ChooseSoftmaxExpertsParams p) {
+  TORPOR_SHARED(ChooseShared, shared, 1);
+  const auto n = static_cast<int>(p.n_experts);
+  const auto thread = static_cast<int>(threadIdx.x);
+  float* affinities = p.affinities + int64_t{blockIdx.x} * n;
+  float highest = -INFINITY;
+  for (int e = 0; e < n; ++e) highest = fmaxf(highest, affinities[e]);
+  for (int e = thread; e < n; e += kThreads) {
+    shared->orders[e] = OrderOf(affinities[e]);
+  }
+  ListChosen(shared, n, p.k, p.experts + int64_t{blockIdx.x} * p.k);
+  // Every thread has read every logit by now.
+  for (int e = thread; e < n; e += kThreads) {
+    affinities[e] = expf(affinities[e] - highest);
   }
 }
 
@@ -152,6 +176,25 @@ void GroupExpertsKernel(GroupExpertsParams p) {
 // ---- what they gave --------------------------------------------------------
 
 TORPOR_KERNEL(kThreads)
+void BiasExpertsKernel(BiasExpertsParams p) {
+  const int64_t entry = blockIdx.x;
+  const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
+  if (i >= p.dim) return;
+  // The last expert that begins at or before the entry.
+  int64_t expert = 0;
+  for (int64_t end = p.n_experts; end - expert > 1;) {
+    const int64_t middle = (expert + end) / 2;
+    (p.first[middle] <= entry ? expert : end) = middle;
+  }
+  const int64_t left = p.dim - i;
+  float* x = p.x + entry * p.dim + i;
+  const float weight = p.weights == nullptr ? 1.0f : p.weights[entry];
+  const float4 sum =
+      Plus(LoadFloat4(x, left), LoadFloat4(p.bias + expert * p.dim + i, left));
+  StoreFloat4(x, Times(weight, sum), left);
+}
+
+TORPOR_KERNEL(kThreads)
 void SumExpertsKernel(SumExpertsParams p) {
   const int64_t row = blockIdx.x;
   const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
@@ -175,6 +218,22 @@ int ChooseExpertsCuda(const ChooseExpertsParams& p, CudaStream stream) {
   if (p.n_rows == 0) return 0;
   return TORPOR_LAUNCH(ChooseExpertsKernel, static_cast<unsigned>(p.n_rows),
                        kThreads, 0, stream, p);
+}
+
+int ChooseSoftmaxExpertsCuda(const ChooseSoftmaxExpertsParams& p,
+                             CudaStream stream) {
+  assert(p.k >= 1 && p.k <= p.n_experts && p.n_experts <= kRouteExpertsMax);
+  if (p.n_rows == 0) return 0;
+  return TORPOR_LAUNCH(ChooseSoftmaxExpertsKernel,
+                       static_cast<unsigned>(p.n_rows), kThreads, 0, stream, p);
+}
+
+int BiasExpertsCuda(const BiasExpertsParams& p, CudaStream stream) {
+  if (p.n_entries == 0 || p.dim == 0) return 0;
+  const dim3 grid(
+      static_cast<unsigned>(p.n_entries),
+      static_cast<unsigned>((p.dim + 4 * kThreads - 1) / (4 * kThreads)));
+  return TORPOR_LAUNCH(BiasExpertsKernel, grid, kThreads, 0, stream, p);
 }
 
 int GroupExpertsCuda(const GroupExpertsParams& p, CudaStream stream) {

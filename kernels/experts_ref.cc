@@ -38,6 +38,25 @@ void ChooseExpertsRef(const ChooseExpertsParams& p) {
   }
 }
 
+void ChooseSoftmaxExpertsRef(const ChooseSoftmaxExpertsParams& p) {
+  std::vector<int32_t> best;
+  for (int64_t row = 0; row < p.n_rows; ++row) {
+    float* affinities = p.affinities + row * p.n_experts;
+    best.resize(static_cast<size_t>(p.n_experts));
+    std::iota(best.begin(), best.end(), 0);
+    KeepBest(affinities, p.k, &best);
+    std::copy(best.begin(), best.end(), p.experts + row * p.k);
+    float highest = -INFINITY;
+    for (int64_t e = 0; e < p.n_experts; ++e) {
+      highest = std::fmax(highest, affinities[e]);
+    }
+    for (int64_t e = 0; e < p.n_experts; ++e) {
+      affinities[e] =
+          static_cast<float>(std::exp(double{affinities[e]} - highest));
+    }
+  }
+}
+
 void GroupExpertsRef(const GroupExpertsParams& p) {
   const int64_t n_entries = p.n_rows * p.k;
   std::fill_n(p.first, p.n_experts + 1, 0);
@@ -54,6 +73,17 @@ void GroupExpertsRef(const GroupExpertsParams& p) {
       p.rows[entry] = static_cast<int32_t>(row);
       p.weights[entry] = affinities[experts[i]] / (sum + 1e-20f) * p.scale;
       p.entries[row * p.k + i] = entry;
+    }
+  }
+}
+
+void BiasExpertsRef(const BiasExpertsParams& p) {
+  for (int64_t e = 0; e < p.n_experts; ++e) {
+    const float* bias = p.bias + e * p.dim;
+    for (int64_t entry = p.first[e]; entry < p.first[e + 1]; ++entry) {
+      float* x = p.x + entry * p.dim;
+      const float weight = p.weights == nullptr ? 1.0f : p.weights[entry];
+      for (int64_t j = 0; j < p.dim; ++j) x[j] = (x[j] + bias[j]) * weight;
     }
   }
 }

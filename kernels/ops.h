@@ -77,6 +77,7 @@ class Ops {
   virtual void RmsNorm(const RmsNormParams& params) = 0;
   virtual void Rope(const RopeParams& params) = 0;
   virtual void GatedGelu(const GatedGeluParams& params) = 0;
+  virtual void Add(const AddParams& params) = 0;
   virtual void Softcap(const SoftcapParams& params) = 0;
   virtual void ToBf16(const ToBf16Params& params) = 0;
   virtual void Attention(const AttentionParams& params) = 0;
@@ -102,7 +103,10 @@ class Ops {
   virtual void HyperExpand(const HyperExpandParams& params) = 0;
   virtual void EngramGate(const EngramGateParams& params) = 0;
   virtual void ChooseExperts(const ChooseExpertsParams& params) = 0;
+  virtual void ChooseSoftmaxExperts(
+      const ChooseSoftmaxExpertsParams& params) = 0;
   virtual void GroupExperts(const GroupExpertsParams& params) = 0;
+  virtual void BiasExperts(const BiasExpertsParams& params) = 0;
   virtual void SumExperts(const SumExpertsParams& params) = 0;
 
   // A page of this shape holds this many bytes here. Whatever a fresh one

@@ -158,6 +158,7 @@ void CudaOps::Rope(const RopeParams& p) { Launch("rope", RopeCuda, p); }
 void CudaOps::GatedGelu(const GatedGeluParams& p) {
   Launch("gelu", GatedGeluCuda, p);
 }
+void CudaOps::Add(const AddParams& p) { Launch("add", AddCuda, p); }
 void CudaOps::Softcap(const SoftcapParams& p) {
   Launch("softcap", SoftcapCuda, p);
 }

@@ -79,6 +79,7 @@ class CudaOps final : public Ops {
   void RmsNorm(const RmsNormParams& params) override;
   void Rope(const RopeParams& params) override;
   void GatedGelu(const GatedGeluParams& params) override;
+  void Add(const AddParams& params) override;
   void Softcap(const SoftcapParams& params) override;
   void ToBf16(const ToBf16Params& params) override;
   void Attention(const AttentionParams& params) override;
@@ -104,7 +105,9 @@ class CudaOps final : public Ops {
   void HyperExpand(const HyperExpandParams& params) override;
   void EngramGate(const EngramGateParams& params) override;
   void ChooseExperts(const ChooseExpertsParams& params) override;
+  void ChooseSoftmaxExperts(const ChooseSoftmaxExpertsParams& params) override;
   void GroupExperts(const GroupExpertsParams& params) override;
+  void BiasExperts(const BiasExpertsParams& params) override;
   void SumExperts(const SumExpertsParams& params) override;
 
   size_t PageBytes(const KvShape& shape) const override {
@@ -161,6 +164,8 @@ class CudaOps final : public Ops {
     Do(what, [&] { return launch(params, compute_->stream()); });
   }
   void Wait();
+  // False, with an error, beyond what shared memory holds.
+  bool HoldsExperts(int64_t n_experts);
   // Lists of an op, to be built at the memory that the device will read.
   Lists NewLists(size_t capacity);
   void SendLists(const Lists& lists);

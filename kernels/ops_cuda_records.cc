@@ -171,17 +171,25 @@ void CudaOps::LatentAttention(const PagedLatentAttentionParams& p) {
 
 // ---- experts ---------------------------------------------------------------
 
+bool CudaOps::HoldsExperts(int64_t n_experts) {
+  if (n_experts <= kRouteExpertsMax) return true;
+  error_.Set(absl::ResourceExhaustedError(absl::StrFormat(
+      "CUDA: choose experts: got %d experts, shared memory holds %d", n_experts,
+      kRouteExpertsMax)));
+  return false;
+}
 void CudaOps::ChooseExperts(const ChooseExpertsParams& p) {
-  if (p.n_experts > kRouteExpertsMax) {
-    error_.Set(absl::ResourceExhaustedError(absl::StrFormat(
-        "CUDA: choose experts: got %d experts, shared memory holds %d",
-        p.n_experts, kRouteExpertsMax)));
-    return;
-  }
-  Launch("choose experts", ChooseExpertsCuda, p);
+  if (HoldsExperts(p.n_experts)) Launch("choose experts", ChooseExpertsCuda, p);
+}
+void CudaOps::ChooseSoftmaxExperts(const ChooseSoftmaxExpertsParams& p) {
+  if (!HoldsExperts(p.n_experts)) return;
+  Launch("choose experts by softmax", ChooseSoftmaxExpertsCuda, p);
 }
 void CudaOps::GroupExperts(const GroupExpertsParams& p) {
   Launch("group experts", GroupExpertsCuda, p);
+}
+void CudaOps::BiasExperts(const BiasExpertsParams& p) {
+  Launch("bias experts", BiasExpertsCuda, p);
 }
 void CudaOps::SumExperts(const SumExpertsParams& p) {
   Launch("sum experts", SumExpertsCuda, p);

@@ -62,6 +62,8 @@ struct YarnParams {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   int64_t original_positions = 1;
+  // Whether the range of pairs that lie between is widened to whole ones.
+  bool truncate = true;
 };
 std::vector<float> YarnInvFreq(double theta, int64_t rope_dim,
                                const YarnParams& yarn);

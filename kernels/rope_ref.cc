@@ -47,10 +47,14 @@ std::vector<float> YarnInvFreq(double theta, int64_t rope_dim,
       RopeInvFreq(static_cast<float>(theta), rope_dim, 1.0f);
   const auto positions = static_cast<double>(yarn.original_positions);
   const double last = static_cast<double>(rope_dim) - 1.0;
-  const double low = std::max(
-      0.0, std::floor(PairOfTurns(yarn.beta_fast, theta, rope_dim, positions)));
-  double high = std::min(
-      last, std::ceil(PairOfTurns(yarn.beta_slow, theta, rope_dim, positions)));
+  double low = PairOfTurns(yarn.beta_fast, theta, rope_dim, positions);
+  double high = PairOfTurns(yarn.beta_slow, theta, rope_dim, positions);
+  if (yarn.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(0.0, low);
+  high = std::min(last, high);
   // A ramp of no length would divide by 0.
   if (low == high) high += 0.001;
   for (size_t j = 0; j < inv_freq.size(); ++j) {

@@ -14,6 +14,7 @@
 #include "replay/deepseek_v41/model.h"
 #include "replay/gemma3/config.h"
 #include "replay/gemma3/model.h"
+#include "replay/gpt_oss/model.h"
 #include "replay/layouts/attention_stack.h"
 #include "replay/layouts/config_keys.h"
 #include "replay/layouts/families.h"
@@ -140,7 +141,7 @@ constexpr std::array kFamilies = {
            nullptr},
     Family{"gemma4", "gemma4_text", &FromStack<&layouts::Gemma4>, nullptr},
     Family{"gemma4_text", "gemma4_text", &FromStack<&layouts::Gemma4>, nullptr},
-    Family{"gpt_oss", "gpt_oss", &FromStack<&layouts::GptOss>, nullptr},
+    Family{"gpt_oss", "gpt_oss", &FromStack<&layouts::GptOss>, &gpt_oss::Load},
     Family{"mistral", "mistral", &FromStack<&layouts::Mistral>, nullptr},
     Family{"mixtral", "mixtral", &FromStack<&layouts::Mixtral>, nullptr},
     Family{"ministral", "ministral", &FromStack<&layouts::Ministral>, nullptr},

@@ -51,12 +51,6 @@ struct Config {
   std::string dtype;
   // Nested in a multimodal config.
   bool nested = false;
-
-  // A window that holds every position the model knows is no window.
-  [[nodiscard]] bool persists(int64_t layer) const {
-    return !is_sliding[static_cast<size_t>(layer)] ||
-           (max_positions != 0 && sliding_window >= max_positions);
-  }
 };
 
 // kInvalidArgument names the key; kFailedPrecondition for bidirectional

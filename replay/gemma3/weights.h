@@ -7,7 +7,6 @@
 #ifndef TORPOR_REPLAY_GEMMA3_WEIGHTS_H_
 #define TORPOR_REPLAY_GEMMA3_WEIGHTS_H_
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,41 +14,23 @@
 #include "kernels/gemm.h"
 #include "kernels/ops.h"
 #include "replay/gemma3/config.h"
+#include "replay/kv_weights.h"
 #include "replay/safetensors.h"
 
 namespace torpor::replay::gemma3 {
 
-using Floats = kernels::Buffer<float>;
-
 struct LayerWeights {
   explicit LayerWeights(kernels::Ops* ops)
-      : input_norm(ops),
+      : attention(ops),
         post_attention_norm(ops),
         pre_feedforward_norm(ops),
-        post_feedforward_norm(ops),
-        q_norm(ops),
-        k_norm(ops),
-        q_bias(ops),
-        kv_bias(ops),
-        o_bias(ops) {}
+        post_feedforward_norm(ops) {}
 
-  // [hidden]; applied as 1 + w.
-  Floats input_norm;
+  AttentionWeights attention;
+  // [hidden]; applied, as every norm's, as 1 + w.
   Floats post_attention_norm;
   Floats pre_feedforward_norm;
   Floats post_feedforward_norm;
-  // [head_dim]
-  Floats q_norm;
-  Floats k_norm;
-  // [n_heads * head_dim, hidden] and its bias (empty when there is none)
-  kernels::PackedMatrix q;
-  Floats q_bias;
-  // K's rows, then V's: [2 * n_kv_heads * head_dim, hidden]
-  kernels::PackedMatrix kv;
-  Floats kv_bias;
-  // [hidden, n_heads * head_dim]
-  kernels::PackedMatrix o;
-  Floats o_bias;
   // gate's rows, then up's: [2 * intermediate, hidden]
   kernels::PackedMatrix gate_up;
   // [hidden, intermediate]
@@ -57,18 +38,12 @@ struct LayerWeights {
 };
 
 struct Weights {
-  explicit Weights(kernels::Ops* ops) : final_norm(ops) {}
+  explicit Weights(kernels::Ops* ops) : outer(ops) {}
 
-  kernels::DType dtype = kernels::DType::kF32;
-  // [vocab, hidden] as the file has it; valid as long as the tensors.
-  std::shared_ptr<const uint8_t> embedding;
-  kernels::DType embedding_dtype = kernels::DType::kF32;
-  // sqrt(hidden), rounded to the compute dtype as transformers does.
-  float embedding_scale = 0;
+  // The embedding's scale is sqrt(hidden), rounded to the compute dtype as
+  // transformers does.
+  OuterWeights outer;
   std::vector<LayerWeights> layers;
-  Floats final_norm;
-  // [vocab, hidden]
-  kernels::PackedMatrix head;
   // Hex digest over all of it, for the fingerprint.
   std::string digest;
 };

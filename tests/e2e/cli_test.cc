@@ -83,18 +83,18 @@ TEST_F(CliTest, Models) {
 // A family without a forward: its config.json is enough, and an engine replays.
 TEST_F(CliTest, PlanOnlyModelsAreRegisteredForEngines) {
   Start();
-  std::filesystem::create_directory(dir().File("oss"));
-  std::filesystem::copy_file(ConfigOf("gpt-oss-20b"),
-                             dir().File("oss") + "/config.json");
-  EXPECT_THAT(Prints({"model", "add", dir().File("oss")}),
+  std::filesystem::create_directory(dir().File("olmo"));
+  std::filesystem::copy_file(ConfigOf("Olmo-3-7B"),
+                             dir().File("olmo") + "/config.json");
+  EXPECT_THAT(Prints({"model", "add", dir().File("olmo")}),
               HasSubstr("plan-only"));
-  const json added = Succeeds({"model", "add", dir().File("oss")});
+  const json added = Succeeds({"model", "add", dir().File("olmo")});
   EXPECT_EQ(added["executors"], json({"engine"}));
-  EXPECT_EQ(added["layout"]["slots"].size(), 48);
+  EXPECT_EQ(added["layout"]["slots"].size(), 64);
   Succeeds({"model", "add", ConfigOf("Qwen3-8B")});
   EXPECT_THAT(Prints({"model", "list"}), HasSubstr("plan-only"));
   // It cannot be run here, and says why.
-  Fails({"run", "--session", "s", "--model", "oss", "--tokens",
+  Fails({"run", "--session", "s", "--model", "olmo", "--tokens",
          Write("tokens.json", "[1, 2, 3]"), "--generate", "1"},
         "plan-only");
   Fails({"model", "add", ConfigOf("Falcon-H1-0.5B")}, "mamba_d_state");
@@ -322,13 +322,14 @@ TEST_F(CliTest, PlanWithoutCompactRowsHasNoRatio) {
 TEST_F(CliTest, PlanListsEverySlot) {
   const std::string oss = ConfigOf("gpt-oss-20b");
   const std::string text = Prints({"plan", oss, "--kv-dtype", "f16"});
-  for (const char* part :
-       {"plan-only", "COMES BACK", "layer.N.k", "sliding 128", "0-22 by 2",
-        "12288", "persist", "replay"}) {
+  for (const char* part : {"COMES BACK", "layer.N.k", "sliding 128",
+                           "0-22 by 2", "12288", "persist", "replay"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   const json plan = Succeeds({"plan", oss});
-  EXPECT_EQ(plan["plan_only"], true);
+  EXPECT_EQ(plan["plan_only"], false);
+  EXPECT_EQ(Succeeds({"plan", ConfigOf("Qwen3-8B")})["plan_only"], true);
+  EXPECT_THAT(Prints({"plan", ConfigOf("Qwen3-8B")}), HasSubstr("plan-only"));
   EXPECT_EQ(plan["slots"].size(), 48);
   EXPECT_EQ(plan["slots"][2]["name"], "layer.1.k");
   EXPECT_EQ(plan["slots"][2]["layer"], 1);

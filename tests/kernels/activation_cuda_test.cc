@@ -31,6 +31,8 @@ struct GatedRun {
   int64_t n_rows = 0;
   int64_t dim = 0;
   float limit = 0.0f;
+  float slope = 1.0f;
+  float up_offset = 0.0f;
   size_t skip = 0;
 };
 
@@ -38,6 +40,8 @@ void SetExtras(const GatedRun&, const float*, GatedGeluParams*) {}
 void SetExtras(const GatedRun& run, const float* row_weight,
                GatedSiluParams* p) {
   p->limit = run.limit;
+  p->slope = run.slope;
+  p->up_offset = run.up_offset;
   p->row_weight = run.row_weight.empty() ? nullptr : row_weight;
 }
 
@@ -80,15 +84,16 @@ double LargestError(std::span<const float> got, std::span<const float> wanted) {
   return largest;
 }
 
-// Of |gate * up|: a gate far below 0 multiplies the rounding of its own
-// exponent, so a result alone is no measure.
+// Of |gate * (up + its offset)|: a gate far below 0 multiplies the rounding of
+// its own exponent, so a result alone is no measure.
 double LargestProduct(const GatedRun& run) {
   double largest = 0;
   for (int64_t row = 0; row < run.n_rows; ++row) {
     const float* gate = &run.gate_up[static_cast<size_t>(2 * row * run.dim)];
     for (int64_t i = 0; i < run.dim; ++i) {
       largest = std::max(
-          largest, std::fabs(double{gate[i]} * double{gate[run.dim + i]}));
+          largest, std::fabs(double{gate[i]} *
+                             (double{gate[run.dim + i]} + run.up_offset)));
     }
   }
   return largest;
@@ -129,6 +134,7 @@ TEST_F(ActivationCudaTest, GatedSiluAgreesWithTheReference) {
   CheckGated(op, {}, random_);
   CheckGated(op, {.row_weight = {1.0f}}, random_);
   CheckGated(op, {.row_weight = {1.0f}, .limit = 3.0f}, random_);
+  CheckGated(op, {.limit = 3.0f, .slope = 1.702f, .up_offset = 1.0f}, random_);
 }
 
 TEST_F(ActivationCudaTest, GatedSiluClampsAndKeepsNan) {
@@ -139,6 +145,25 @@ TEST_F(ActivationCudaTest, GatedSiluClampsAndKeepsNan) {
       .limit = 2.0f};
   const GatedOp<GatedSiluParams> op{GatedSiluCuda, GatedSiluRef};
   EXPECT_TRUE(Near(Emulated<float>(op, run), Reference(op, run), 1e-6));
+}
+
+TEST_F(ActivationCudaTest, AddAddsInPlace) {
+  for (const int64_t n : {1, 3, 4, 1030}) {
+    const auto x = RandomFloats(random_, n);
+    const auto y = RandomFloats(random_, n, 1e3f);
+    std::vector<float> wanted = x;
+    AddRef({wanted.data(), y.data(), n});
+    ForEachSchedule([&] {
+      for (const size_t skip : {0, 1}) {
+        const DeviceBuffer<float> sum(x.size() + skip, "x");
+        sum.Upload(x, skip);
+        const DeviceBuffer<float> more(y, "y");
+        EXPECT_EQ(AddCuda({sum.data() + skip, more.data(), n}, nullptr), 0);
+        const auto got = sum.Download();
+        EXPECT_TRUE(SameBits(std::span(got).subspan(skip), wanted)) << n;
+      }
+    });
+  }
 }
 
 TEST_F(ActivationCudaTest, SoftcapAgreesWithTheReference) {
@@ -205,6 +230,7 @@ TEST_F(ActivationCudaTest, OpsInPlaceAreTheReferences) {
 TEST_F(ActivationCudaTest, NothingIsNoLaunch) {
   EXPECT_EQ(GatedGeluCuda({.dim = 4}, nullptr), 0);
   EXPECT_EQ(GatedSiluCuda({.dim = 4}, nullptr), 0);
+  EXPECT_EQ(AddCuda({}, nullptr), 0);
   EXPECT_EQ(SoftcapCuda({}, nullptr), 0);
   EXPECT_EQ(ToBf16Cuda({}, nullptr), 0);
   EXPECT_EQ(RoundBf16Cuda({}, nullptr), 0);

@@ -91,6 +91,8 @@ struct Batch {
   KvShape shape;
   int64_t n_heads = 1;
   float softcap = 0.0f;
+  // [n_heads], or empty.
+  std::vector<float> sinks;
   std::vector<Rows> segments;
   // [rows, n_heads, head_dim].
   std::vector<float> q;
@@ -113,6 +115,7 @@ std::vector<float> Reference(const Batch& batch) {
   }
   std::vector<float> out(batch.q.size(), kNan);
   AttentionParams p = batch.params();
+  if (!batch.sinks.empty()) p.sinks = batch.sinks.data();
   p.q = batch.q.data();
   p.out = out.data();
   p.segments = segments.data();
@@ -140,9 +143,11 @@ std::vector<T> Emulated(const Batch& batch, size_t turns = 1) {
     }
   }
   const DeviceBuffer<AttentionSegment> table(segments, "segments");
+  const DeviceBuffer<float> sinks(batch.sinks, "sinks");
   const DeviceBuffer<float> q(batch.q, "q");
   const DeviceBuffer<T> out(batch.q.size(), "out");
   params.attention = batch.params();
+  if (!batch.sinks.empty()) params.attention.sinks = sinks.data();
   params.attention.q = q.data();
   params.attention.out = out.data();
   params.attention.out_dtype = sizeof(T) == 2 ? DType::kBf16 : DType::kF32;
@@ -259,6 +264,23 @@ TEST_F(AttentionCudaTest, ManySplitsAgreeWithTheReference) {
 }
 
 // Design D9: a row's bits ignore the rows beside it, tiles, and turns.
+TEST_F(AttentionCudaTest, SinksJoinTheSoftmaxOfTheirHead) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const int64_t n_tokens : {70, 1100}) {
+      const KvShape shape{dtype, 3, 32};
+      const auto cache = Filled(shape, n_tokens);
+      Batch batch = Causal(shape, 6, *cache, n_tokens - 3, 3, 0);
+      batch.sinks = {-inf, -1.5f, 0.5f, 3.0f, 90.0f, 0.0f};
+      const auto wanted = Reference(batch);
+      ForEachSchedule([&] {
+        EXPECT_TRUE(Near(Emulated(batch), wanted, Tolerance(dtype)))
+            << n_tokens;
+      });
+    }
+  }
+}
+
 TEST_F(AttentionCudaTest, RowsIgnoreTilesBatchAndWorkspace) {
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     for (const int64_t window : {0, 70}) {

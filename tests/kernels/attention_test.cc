@@ -88,7 +88,8 @@ class Fixture {
 
   // Rows [first, first + n) as one segment on `ops`, or by the reference.
   std::vector<float> Run(CpuOps* ops, int64_t first, int64_t n,
-                         float softcap = 0.0f, int64_t floor = 0) const {
+                         float softcap = 0.0f, int64_t floor = 0,
+                         const float* sinks = nullptr) const {
     std::vector<KeyRange> keys;
     for (int64_t i = 0; i < n; ++i) {
       keys.push_back(CausalKeys(first + i, case_.window, floor));
@@ -101,6 +102,7 @@ class Fixture {
         .n_heads = case_.n_heads,
         .scale = 1.0f / std::sqrt(static_cast<float>(case_.head_dim)),
         .softcap = softcap,
+        .sinks = sinks,
         .q = q_.data() + first * row,
         .out = out.data(),
         .segments = &segment,
@@ -154,6 +156,42 @@ TEST_P(AttentionTest, ManySplitsAgreeWithTheReference) {
       EXPECT_TRUE(Near(fixture.Run(&ops, pos, 1), fixture.Run(nullptr, pos, 1),
                        dtype == DType::kBf16 ? 8e-3 : 3e-6))
           << pos;
+    }
+  }
+}
+
+// Far below the keys' scores, beside them, and so far above that nothing of the
+// values is left.
+TEST_P(AttentionTest, SinksJoinTheSoftmaxOfTheirHead) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> sinks = {-inf, -1.5f, 0.5f, 3.0f, 90.0f, 0.0f};
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const int64_t n_kv_heads : {1, 3}) {
+      for (const int64_t n_tokens : {70, 1100}) {
+        const Case c{dtype, 6, n_kv_heads, 32, n_tokens, 0};
+        Fixture fixture(random_, c);
+        // Few rows on more threads: split by split.
+        for (const int threads : {1, 8}) {
+          CpuOps ops(GetParam(), threads);
+          const auto got =
+              fixture.Run(&ops, n_tokens - 3, 3, 0, 0, sinks.data());
+          EXPECT_TRUE(Near(
+              got, fixture.Run(nullptr, n_tokens - 3, 3, 0, 0, sinks.data()),
+              dtype == DType::kBf16 ? 8e-3 : 3e-6))
+              << n_kv_heads << " KV heads, " << n_tokens << " tokens";
+          const auto without = fixture.Run(&ops, n_tokens - 3, 3);
+          for (size_t i = 0; i < got.size(); ++i) {
+            const size_t head = i / 32 % 6;
+            if (head == 0) {
+              EXPECT_EQ(got[i], without[i]) << i;
+            } else if (head == 4) {
+              EXPECT_LT(std::abs(got[i]), 1e-20f) << i;
+            } else {
+              EXPECT_LT(std::abs(got[i]), std::abs(without[i])) << i;
+            }
+          }
+        }
+      }
     }
   }
 }

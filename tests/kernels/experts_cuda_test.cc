@@ -215,6 +215,81 @@ TEST_F(ExpertsCudaTest, ListsAreTheReferencesUnderEverySchedule) {
   }
 }
 
+TEST_F(ExpertsCudaTest, SoftmaxExpertsAreTheReferences) {
+  for (const RouteCase& c :
+       {RouteCase{1, 1, 1}, {5, 7, 7}, {6, 32, 4}, {3, 257, 40}}) {
+    auto logits = RandomFloats(
+        random_, static_cast<size_t>(c.n_rows * c.n_experts), 4.0f);
+    // Ties, and in the last rows what is no number.
+    for (int64_t e = 0; e < c.n_experts; e += 2) {
+      logits[static_cast<size_t>(e)] = 1.5f;
+    }
+    if (c.n_rows > 4) {
+      const float inf = std::numeric_limits<float>::infinity();
+      logits[static_cast<size_t>(3 * c.n_experts) + 2] = kNan;
+      logits[static_cast<size_t>(4 * c.n_experts) + 3] = -inf;
+    }
+    std::vector<float> wanted = logits;
+    std::vector<int32_t> chosen(static_cast<size_t>(c.n_rows * c.k));
+    ChooseSoftmaxExpertsRef({.affinities = wanted.data(),
+                             .n_rows = c.n_rows,
+                             .n_experts = c.n_experts,
+                             .k = c.k,
+                             .experts = chosen.data()});
+    ForEachSchedule([&] {
+      const DeviceBuffer<float> affinities(logits, "affinities");
+      const DeviceBuffer<int32_t> experts(chosen.size(), "experts");
+      ASSERT_EQ(ChooseSoftmaxExpertsCuda({.affinities = affinities.data(),
+                                          .n_rows = c.n_rows,
+                                          .n_experts = c.n_experts,
+                                          .k = c.k,
+                                          .experts = experts.data()},
+                                         nullptr),
+                0)
+          << Reports();
+      EXPECT_EQ(experts.Download(), chosen) << c.n_experts;
+      EXPECT_TRUE(Near(affinities.Download(), wanted, 1e-6)) << c.n_experts;
+    });
+  }
+}
+
+TEST_F(ExpertsCudaTest, EntriesTakeTheBiasOfTheirExpertAndTheirWeight) {
+  for (const int64_t dim : {1, 7, 64, 1030}) {
+    const Groups groups(random_, 5, 9, 4);
+    const auto x =
+        RandomFloats(random_, groups.experts.size() * static_cast<size_t>(dim));
+    const auto bias = RandomFloats(random_, static_cast<size_t>(9 * dim));
+    for (const bool weighed : {false, true}) {
+      std::vector<float> wanted = x;
+      BiasExpertsRef({.x = wanted.data(),
+                      .first = groups.first.data(),
+                      .n_experts = 9,
+                      .n_entries = 20,
+                      .dim = dim,
+                      .bias = bias.data(),
+                      .weights = weighed ? groups.weights.data() : nullptr});
+      ForEachSchedule([&] {
+        const DeviceBuffer<float> sums(x, "x");
+        const DeviceBuffer<int32_t> first(groups.first, "first");
+        const DeviceBuffer<float> biases(bias, "bias");
+        const DeviceBuffer<float> weights(groups.weights, "weights");
+        ASSERT_EQ(
+            BiasExpertsCuda({.x = sums.data(),
+                             .first = first.data(),
+                             .n_experts = 9,
+                             .n_entries = 20,
+                             .dim = dim,
+                             .bias = biases.data(),
+                             .weights = weighed ? weights.data() : nullptr},
+                            nullptr),
+            0)
+            << Reports();
+        EXPECT_TRUE(SameBits(sums.Download(), wanted)) << dim;
+      });
+    }
+  }
+}
+
 TEST_F(ExpertsCudaTest, SumsAreTheReferences) {
   for (const int64_t dim : {1, 7, 64, 1030}) {
     const Groups groups(random_, 5, 9, 4);
@@ -248,6 +323,8 @@ TEST_F(ExpertsCudaTest, SumsAreTheReferences) {
 
 TEST_F(ExpertsCudaTest, NoRowsAreNoLaunch) {
   EXPECT_EQ(ChooseExpertsCuda({.n_experts = 4, .k = 2}, nullptr), 0);
+  EXPECT_EQ(ChooseSoftmaxExpertsCuda({.n_experts = 4, .k = 2}, nullptr), 0);
+  EXPECT_EQ(BiasExpertsCuda({.n_experts = 4, .dim = 8}, nullptr), 0);
   EXPECT_EQ(SumExpertsCuda({.k = 2, .dim = 8}, nullptr), 0);
 }
 

@@ -230,6 +230,87 @@ TEST_P(ExpertsTest, AGroupedGemmIsAGemmAGroup) {
   }
 }
 
+TEST_P(ExpertsTest, SoftmaxExpertsWeighAsASoftmaxOverTheChosen) {
+  CpuOps ops(GetParam(), 3);
+  const float inf = std::numeric_limits<float>::infinity();
+  constexpr int64_t kExperts = 5;
+  constexpr int64_t kActive = 3;
+  // The second row ties: the lower id. Far below the highest nothing is left.
+  // The last two are no numbers.
+  std::vector<float> affinities = {0.5f,  2.0f,  -1.0f, 1.0f,    3.0f,  //
+                                   1.0f,  1.0f,  1.0f,  1.0f,    1.0f,  //
+                                   -inf,  90.0f, -inf,  -200.0f, -inf,  //
+                                   -1.0f, kNan,  2.0f,  3.0f,    0.0f,  //
+                                   1.0f,  inf,   2.0f,  3.0f,    0.0f};
+  const std::vector<float> logits = affinities;
+  std::vector<int32_t> experts(5 * kActive, -1);
+  ops.ChooseSoftmaxExperts({.affinities = affinities.data(),
+                            .n_rows = 5,
+                            .n_experts = kExperts,
+                            .k = kActive,
+                            .experts = experts.data()});
+  EXPECT_EQ(experts, (std::vector<int32_t>{1, 3, 4, 0, 1, 2, 0, 1, 3, 1, 2, 3,
+                                           1, 2, 3}));
+  std::vector<int32_t> first(kExperts + 1);
+  std::vector<int32_t> rows(5 * kActive);
+  std::vector<int32_t> entries(5 * kActive);
+  std::vector<float> weights(5 * kActive);
+  ops.GroupExperts({.affinities = affinities.data(),
+                    .n_rows = 5,
+                    .n_experts = kExperts,
+                    .k = kActive,
+                    .experts = experts.data(),
+                    .first = first.data(),
+                    .rows = rows.data(),
+                    .weights = weights.data(),
+                    .entries = entries.data()});
+  for (size_t row = 0; row < 5; ++row) {
+    double sum = 0;
+    for (size_t i = 0; i < kActive; ++i) {
+      const auto e = static_cast<size_t>(experts[row * kActive + i]);
+      sum += std::exp(double{logits[row * kExperts + e]} - 90.0);
+    }
+    for (size_t i = 0; i < kActive; ++i) {
+      const auto e = static_cast<size_t>(experts[row * kActive + i]);
+      const float got =
+          weights[static_cast<size_t>(entries[row * kActive + i])];
+      if (row > 2) {
+        EXPECT_TRUE(std::isnan(got)) << row;
+        continue;
+      }
+      EXPECT_NEAR(
+          got, std::exp(double{logits[row * kExperts + e]} - 90.0) / sum, 1e-6)
+          << row << " " << e;
+    }
+  }
+}
+
+TEST_P(ExpertsTest, EntriesTakeTheBiasOfTheirExpertAndTheirWeight) {
+  CpuOps ops(GetParam(), 3);
+  constexpr int64_t kDim = 2000;
+  // One expert serves nobody, the last one most.
+  const std::vector<int32_t> first = {0, 2, 2, 3, 40};
+  const auto x = RandomFloats(random_, 40 * kDim);
+  const auto bias = RandomFloats(random_, 4 * kDim);
+  const auto weights = RandomFloats(random_, 40);
+  for (const bool weighed : {false, true}) {
+    auto got = x;
+    ops.BiasExperts({.x = got.data(),
+                     .first = first.data(),
+                     .n_experts = 4,
+                     .n_entries = 40,
+                     .dim = kDim,
+                     .bias = bias.data(),
+                     .weights = weighed ? weights.data() : nullptr});
+    for (int64_t i = 0; i < 40 * kDim; ++i) {
+      const int64_t entry = i / kDim;
+      const int64_t expert = entry < 2 ? 0 : entry < 3 ? 2 : 3;
+      const float sum = x[i] + bias[expert * kDim + i % kDim];
+      ASSERT_EQ(got[i], weighed ? sum * weights[entry] : sum) << i;
+    }
+  }
+}
+
 TEST_P(ExpertsTest, ARowIsTheSumOfItsEntriesInTheirOrder) {
   CpuOps ops(GetParam(), 3);
   constexpr int64_t kRows = 700;

@@ -285,6 +285,46 @@ TEST_P(OpsTest, GatedSiluAgreesWithTheReference) {
   }
 }
 
+// The gate of gpt-oss' experts.
+TEST_P(OpsTest, GatedSiluTakesASlopeAndAnOffset) {
+  CpuOps ops(GetParam(), 2);
+  const std::vector<float> gate = {0.0f, 1.0f, -2.0f, 6.0f, 9.0f, kNan};
+  const std::vector<float> up = {3.0f, -1.0f, 0.5f, -9.0f, 9.0f, 1.0f};
+  std::vector<float> in = gate;
+  in.insert(in.end(), up.begin(), up.end());
+  std::vector<float> got(6);
+  std::vector<float> reference(6);
+  GatedSiluParams p{.gate_up = in.data(),
+                    .n_rows = 1,
+                    .dim = 6,
+                    .limit = 7.0f,
+                    .out = got.data(),
+                    .slope = 1.702f,
+                    .up_offset = 1.0f};
+  ops.GatedSilu(p);
+  p.out = reference.data();
+  GatedSiluRef(p);
+  for (size_t i = 0; i < 5; ++i) {
+    const double g = std::min(7.0, double{gate[i]});
+    const double u = std::clamp(double{up[i]}, -7.0, 7.0);
+    const double wanted = (u + 1.0) * g / (1.0 + std::exp(-1.702 * g));
+    EXPECT_NEAR(got[i], wanted, 1e-5) << i;
+    EXPECT_NEAR(reference[i], wanted, 5e-6) << i;
+  }
+  EXPECT_TRUE(std::isnan(got[5]));
+  EXPECT_TRUE(std::isnan(reference[5]));
+}
+
+TEST_P(OpsTest, AddAddsInPlace) {
+  CpuOps ops(GetParam(), 3);
+  const auto x = RandomFloats(random_, 70'001);
+  const auto y = RandomFloats(random_, 70'001, 1e3f);
+  auto got = x;
+  ops.Add({got.data(), y.data(), 70'000});
+  for (size_t i = 0; i < 70'000; ++i) ASSERT_EQ(got[i], x[i] + y[i]) << i;
+  EXPECT_EQ(got[70'000], x[70'000]);
+}
+
 TEST_P(OpsTest, GatedSiluRoundsAndKeepsNan) {
   CpuOps ops(GetParam(), 1);
   auto in = RandomFloats(random_, 3 * 2 * 20);
@@ -362,7 +402,7 @@ TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
   const auto plain = RopeInvFreq(160000.0f, 64, 1.0f);
   const auto got = YarnInvFreq(160000.0, 64, yarn);
   ASSERT_EQ(got.size(), plain.size());
-  // Pair j turns 65536 / (2 pi 160000^(2j / 64)) times: 32 times at j = 15.47,
+  // Pair j turns 65536 / (2 pi 160000^(2j / 64)) times: 32 times at j = 15.45,
   // once at 24.70, so that pairs up to 15 stay and those from 25 are divided.
   for (size_t j = 0; j < plain.size(); ++j) {
     const float share = got[j] / plain[j];
@@ -374,6 +414,30 @@ TEST(YarnTest, FastPairsStaySlowOnesStretchOthersLieBetween) {
       const float ramp = (static_cast<float>(j) - 15.0f) / 10.0f;
       EXPECT_FLOAT_EQ(share, 1.0f - ramp + ramp / 16.0f) << j;
     }
+  }
+}
+
+// Pairs 15.45 to 24.70 of the test above: none of the bounds is rounded.
+TEST(YarnTest, TheRangeIsWhatTurnsSayWithoutTruncation) {
+  const YarnParams yarn{.factor = 16.0,
+                        .beta_fast = 32.0,
+                        .beta_slow = 1.0,
+                        .original_positions = 65536,
+                        .truncate = false};
+  const auto plain = RopeInvFreq(160000.0f, 64, 1.0f);
+  const auto got = YarnInvFreq(160000.0, 64, yarn);
+  const auto pair = [](double turns) {
+    return 64.0 * std::log(65536.0 / (turns * 2.0 * M_PI)) /
+           (2.0 * std::log(160000.0));
+  };
+  const double low = pair(32.0);
+  const double high = pair(1.0);
+  EXPECT_NEAR(low, 15.45, 0.01);
+  EXPECT_NEAR(high, 24.70, 0.01);
+  for (size_t j = 0; j < plain.size(); ++j) {
+    const double ramp =
+        std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
+    EXPECT_NEAR(got[j] / plain[j], 1.0 - ramp + ramp / 16.0, 1e-6) << j;
   }
 }
 

@@ -53,6 +53,13 @@ INSTANTIATE_TEST_SUITE_P(Gemma3, FamilyConformance,
                              {OracleCase("w5", "gemma3/w5"),
                               OracleCase("w5_bf16", "gemma3/w5", "bf16")})),
                          FamilyCaseName);
+INSTANTIATE_TEST_SUITE_P(
+    GptOss, FamilyConformance,
+    ::testing::ValuesIn(OnEmulatedCuda({OracleCase("yarn", "gpt_oss/yarn"),
+                                        OracleCase("mxfp4_bf16",
+                                                   "gpt_oss/mxfp4", "bf16")})),
+    FamilyCaseName);
+
 FamilyCase SmallV41Case(const std::string& name, const std::string& oracle,
                         const std::string& compute_dtype) {
   FamilyCase family_case = V41Case(name, oracle, compute_dtype);

@@ -37,6 +37,10 @@ constexpr TinyModel kGemma3{
     "gemma3", [](const std::string&) {
       return std::string(TORPOR_ORACLES_DIR "/gemma3/w5");
     }};
+constexpr TinyModel kGptOss{
+    "gpt_oss", [](const std::string&) {
+      return std::string(TORPOR_ORACLES_DIR "/gpt_oss/yarn");
+    }};
 constexpr TinyModel kDeepSeekV41{
     "deepseek_v41", [](const std::string& temp_dir) {
       return WriteSmallDeepSeekV41("plain", temp_dir);
@@ -170,7 +174,8 @@ std::string NameOf(const ::testing::TestParamInfo<TinyModel>& info) {
   return info.param.name;
 }
 INSTANTIATE_TEST_SUITE_P(Families, CudaReplayerTest,
-                         ::testing::Values(kGemma3, kDeepSeekV41), NameOf);
+                         ::testing::Values(kGemma3, kGptOss, kDeepSeekV41),
+                         NameOf);
 INSTANTIATE_TEST_SUITE_P(Families, CudaWindowTest, ::testing::Values(kGemma3),
                          NameOf);
 

@@ -27,6 +27,16 @@ std::vector<FamilyCase> Gemma3Cases() {
           OracleCase("pattern_f32", "gemma3/pattern", "f32")};
 }
 
+// Sliding layers before, between and behind full ones, with windows of 5, 7 and
+// 8; two experts of five, one of three and three of four, packed.
+std::vector<FamilyCase> GptOssCases() {
+  return {OracleCase("yarn", "gpt_oss/yarn"),
+          OracleCase("yarn_f32", "gpt_oss/yarn", "f32"),
+          OracleCase("plain", "gpt_oss/plain"),
+          OracleCase("plain_bf16", "gpt_oss/plain", "bf16"),
+          OracleCase("mxfp4", "gpt_oss/mxfp4")};
+}
+
 // On a backend whose memory is closed to the host.
 FamilyCase Guarded(FamilyCase family_case) {
   family_case.name += "_guarded";
@@ -42,6 +52,10 @@ FamilyCase Guarded(FamilyCase family_case) {
 
 INSTANTIATE_TEST_SUITE_P(Gemma3, FamilyConformance,
                          ::testing::ValuesIn(OnEveryIsa(Gemma3Cases())),
+                         FamilyCaseName);
+
+INSTANTIATE_TEST_SUITE_P(GptOss, FamilyConformance,
+                         ::testing::ValuesIn(OnEveryIsa(GptOssCases())),
                          FamilyCaseName);
 
 // ---- models made of layouts, for what no family has yet --------------------
@@ -120,6 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
     GuardedBackend, FamilyConformance,
     ::testing::ValuesIn(
         OnFastestIsa({Guarded(OracleCase("w5", "gemma3/w5", "bf16")),
+                      Guarded(OracleCase("yarn", "gpt_oss/yarn")),
                       Guarded(V41Case("ratio1", "ratio1", "f32")),
                       Guarded(V41Case("release", "release", "native"))})),
     FamilyCaseName);

@@ -91,6 +91,7 @@ class GuardedOps final : public Ops {
   TORPOR_GUARDED(RmsNorm)
   TORPOR_GUARDED(Rope)
   TORPOR_GUARDED(GatedGelu)
+  TORPOR_GUARDED(Add)
   TORPOR_GUARDED(Softcap)
   TORPOR_GUARDED(ToBf16)
   TORPOR_GUARDED(Attention)
@@ -113,7 +114,9 @@ class GuardedOps final : public Ops {
   TORPOR_GUARDED(HyperExpand)
   TORPOR_GUARDED(EngramGate)
   TORPOR_GUARDED(ChooseExperts)
+  TORPOR_GUARDED(ChooseSoftmaxExperts)
   TORPOR_GUARDED(GroupExperts)
+  TORPOR_GUARDED(BiasExperts)
   TORPOR_GUARDED(SumExperts)
   TORPOR_GUARDED(PutKv)
 #undef TORPOR_GUARDED

@@ -94,13 +94,13 @@ TEST_F(BadModelTest, APlanOnlyDirectoryIsAnEngines) {
   const torpor::testing::TempDir dir;
   const auto write = [&](const char* bos) {
     std::ofstream(dir.File("config.json"))
-        << "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, "
+        << "{\"model_type\": \"olmo3\", \"num_hidden_layers\": 2, "
            "\"bos_token_id\": "
         << bos << "}";
   };
   write("1");
   v1::RegisterRequest request;
-  request.set_name("oss");
+  request.set_name("olmo");
   request.set_model_dir(dir.path());
   ASSERT_OK_AND_ASSIGN(const v1::ModelState first, Register(request));
   EXPECT_THAT(first.executors(), ::testing::ElementsAre("engine"));
@@ -113,7 +113,7 @@ TEST_F(BadModelTest, APlanOnlyDirectoryIsAnEngines) {
   ASSERT_OK(Register(request).status());
   Restart();
   v1::DescribeModelRequest describe;
-  describe.set_name("oss");
+  describe.set_name("olmo");
   ASSERT_OK_AND_ASSIGN(
       const v1::ModelState after,
       Ask(models(), &v1::ModelService::Stub::Describe, describe));

@@ -2,8 +2,8 @@
 //
 // Rows of a batch between two ops of a forward.
 
-#ifndef TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_
-#define TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_
+#ifndef TORPOR_REPLAY_ACTIVATIONS_H_
+#define TORPOR_REPLAY_ACTIVATIONS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,9 @@
 #include "kernels/gemm.h"
 #include "kernels/ops.h"
 
-namespace torpor::replay::gemma3 {
+namespace torpor::replay {
+
+using Floats = kernels::Buffer<float>;
 
 // [rows, dim] of a GEMM's input dtype, row-major, in a backend's memory.
 class Activations {
@@ -32,6 +34,6 @@ class Activations {
   size_t stride_ = 0;
 };
 
-}  // namespace torpor::replay::gemma3
+}  // namespace torpor::replay
 
-#endif  // TORPOR_REPLAY_GEMMA3_ACTIVATIONS_H_
+#endif  // TORPOR_REPLAY_ACTIVATIONS_H_

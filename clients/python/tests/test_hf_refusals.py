@@ -203,6 +203,10 @@ def test_models_that_run_otherwise(daemon: Daemon) -> None:
     )
     with pytest.raises(torpor.InvalidArgument, match="is_encoder_decoder"):
         hf.register(client, transformers.T5ForConditionalGeneration(both), "m")
+    short = tiny.tiny_model("gemma3")
+    short.model.layers = short.model.layers[:-1]
+    with pytest.raises(torpor.InvalidArgument, match="layer 5: a forward left its"):
+        hf.register(client, short, "m")
     with pytest.raises(torpor.InvalidArgument, match="dtype: got torch.float64"):
         hf.register(client, tiny.tiny_model("llama", torch.float64), "m")
     model = tiny.tiny_model("llama")
@@ -226,6 +230,31 @@ def test_embeddings_that_are_given(bound: Any) -> None:
         made = model(inputs_embeds=embeds, use_cache=True).cache
     with pytest.raises(torpor.InvalidArgument, match="filled it from inputs_embeds"):
         bound.suspend(made, one.ids, "s")
+
+
+def test_a_cache_that_is_used_again(bound: Any) -> None:
+    model = bound.model
+    cache = transformers.StaticCache(config=model.config, max_cache_len=64)
+    ids = tiny.prompt_of(13, 20)
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(torch.tensor([ids]))
+        model(inputs_embeds=embeds, cache=cache)
+    cache.reset()
+    one = Session(model, ids, cache)
+    one.step()
+    bound.suspend(cache, one.ids, "s")
+    for given in (embeds[:, :2], None):
+        with torch.no_grad():
+            if given is None:
+                one.ids += [4, 4, 4]
+                one.step()
+            else:
+                model(inputs_embeds=given, cache=cache)
+        with pytest.raises(torpor.InvalidArgument, match="filled it from inputs_emb"):
+            bound.suspend(cache, one.ids + [1, 2, 3], "t")
+    cache.reset()
+    bound.resume("s", into=cache)
+    bound.suspend(cache, ids + [5], "u")
 
 
 def test_images(daemon: Daemon) -> None:

@@ -34,13 +34,23 @@ def watch(model: Any) -> None:
         if torch.compiler.is_compiling():
             return
         given = {**dict(zip(names, args)), **kwargs}
-        for name, value in given.items():
-            if value is not None and _EMBEDDED.match(name):
-                for cache in (*given.values(), getattr(output, "cache", None)):
-                    if isinstance(cache, Cache):
-                        setattr(cache, _MARK, name)
+        brought = [
+            n for n, v in given.items() if v is not None and _EMBEDDED.match(n)
+        ]
+        for cache in (*given.values(), getattr(output, "cache", None)):
+            if not isinstance(cache, Cache):
+                continue
+            if brought:
+                setattr(cache, _MARK, brought[0])
+            elif hasattr(cache, _MARK) and _holds(cache, given.get("input_ids")):
+                forget(cache)
 
     model.register_forward_hook(after, with_kwargs=True)
+
+
+def _holds(cache: Cache, ids: Any) -> bool:
+    """Whether these ids are all that the cache has: it was emptied before."""
+    return ids is not None and int(cache.get_seq_length()) == ids.shape[-1]
 
 
 def forget(cache: Any) -> None:

@@ -50,12 +50,7 @@ def layout_of(model: Any) -> Layout:
     full or sliding attention holds."""
     _check(model)
     config = text_config(model)
-    try:
-        cache = DynamicCache(config=model.config)
-    except KeyError as e:
-        raise errors.InvalidArgument(
-            f"layer_types: got {e}, wanted {' or '.join(_TYPES)}"
-        ) from e
+    cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
         if type(layer) not in LAYERS:
             raise errors.InvalidArgument(

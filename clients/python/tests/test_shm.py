@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import numpy as np
 import pytest
 
 import torpor
+from fake_daemon import FakeDaemon, serving
 from torpor import _shm
 from torpor.v1 import session_service_pb2 as pb
 
@@ -164,6 +166,26 @@ def test_refusals_have_their_class() -> None:
             take(path)
     with pytest.raises(torpor.Unavailable, match="descriptor socket /nowhere"):
         take("/nowhere")
+
+
+def test_a_resume_that_ended_before_its_segment_was_taken_says_why() -> None:
+    begun = pb.ResumeChunk()
+    begun.begin.plane.plane = pb.DATA_PLANE_SHARED_MEMORY
+    begun.begin.plane.nonce = NONCE
+
+    def answer(
+        requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        yield begun.SerializeToString()
+        context.abort(grpc.StatusCode.DATA_LOSS, "rows of slot 1 are damaged")
+
+    fake = FakeDaemon()
+    fake.live["Resume"] = answer
+    with serving(fake) as address, descriptor_socket(5, []) as path:
+        os.symlink(path + ".fd", address.removeprefix("unix://") + ".fd")
+        with torpor.connect(address, plane="shm") as client:
+            with pytest.raises(torpor.DataLoss, match="slot 1"):
+                client.resume("s")
 
 
 def test_no_descriptor_is_left_open() -> None:

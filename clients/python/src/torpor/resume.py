@@ -283,13 +283,24 @@ class OneResume:
             if first is None or not first.HasField("begin"):
                 raise errors.DataLoss("resume: the stream began without a plan")
             if offer is not None:
-                segment = self._planes.take(first.begin.plane, writable=False)
+                segment = self._take(first.begin.plane, answers)
             return self._read(spec, first.begin, answers, segment, with_tokens, sink)
         finally:
             # Ends the call when something went wrong before its end.
             answers.close()
             if segment is not None:
                 segment.close()
+
+    def _take(
+        self, choice: pb.DataPlaneChoice, answers: Iterator[pb.ResumeChunk]
+    ) -> Segment | None:
+        try:
+            return self._planes.take(choice, writable=False)
+        except errors.NotFound:
+            # The segment ended with its call, which says why.
+            for _ in answers:
+                pass
+            raise
 
     def _read(
         self,

@@ -176,8 +176,8 @@ std::string NameOf(const ::testing::TestParamInfo<TinyModel>& info) {
 INSTANTIATE_TEST_SUITE_P(Families, CudaReplayerTest,
                          ::testing::Values(kGemma3, kGptOss, kDeepSeekV41),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(Families, CudaWindowTest, ::testing::Values(kGemma3),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Families, CudaWindowTest,
+                         ::testing::Values(kGemma3, kGptOss), NameOf);
 
 }  // namespace
 }  // namespace torpor::replay

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernel of latent_attention.h on the emulator against its reference.
+// The CUDA kernel of latent_attention.h against its reference.
 
 #include "kernels/latent_attention_cuda.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA backend as a whole, on the emulator: memory that runs out, a device
-// that is lost, copies that must not overtake each other.
+// The CUDA backend as a whole: copies that must not overtake each other, and on
+// the emulator memory that runs out and a device that is lost.
 
 #include "kernels/ops_cuda.h"
 
@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "kernels/cpu_ops.h"
-#include "tests/kernels/emulated_ops.h"
+#include "tests/kernels/cuda_ops_testing.h"
 #include "tests/testing/status_matchers.h"
 
 namespace torpor::kernels {
@@ -48,13 +48,13 @@ std::vector<float> NormAndDouble(Ops* ops, std::span<const float> x, int n) {
 class OpsCudaTest : public ::testing::TestWithParam<bool> {
  protected:
   testing::Random random_;
-  EmulatedDevice device_{{.late = GetParam()}};
+  TestDevice device_{{.late = GetParam()}};
 };
 
 TEST_P(OpsCudaTest, UploadsOutrunNothing) {
   // Far more than the pinned memory holds, from one buffer that changes right
   // after each call: a piece that is filled again too early would show.
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   std::vector<std::vector<float>> values;
   std::vector<Buffer<float>> there;
   std::vector<float> reused(3001);
@@ -71,7 +71,7 @@ TEST_P(OpsCudaTest, UploadsOutrunNothing) {
 }
 
 TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   CpuOps cpu(Isa::kPortable, 1);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const int64_t n = 70;
@@ -97,7 +97,7 @@ TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
 }
 
 TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
   std::vector<uint8_t*> pages;
   for (int i = 0; i < 3; ++i) pages.push_back(ops->NewPage(shape));
@@ -127,7 +127,7 @@ TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
 }
 
 TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
   uint8_t* page = ops->NewPage(shape);
   const auto k = RandomFloats(random_, 16);
@@ -148,8 +148,9 @@ TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
   EXPECT_TRUE(ops->Finish().ok());
 }
 
+#ifdef TORPOR_CUDA_EMULATED
 TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const auto x = RandomFloats(random_, 512);
   const std::vector<float> wanted = NormAndDouble(ops.get(), x, 2);
   ASSERT_TRUE(ops->Finish().ok());
@@ -164,7 +165,7 @@ TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
 }
 
 TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
   device_.control().SetMemoryBytes(0);
   uint8_t* page = ops->NewPage(shape);
@@ -178,7 +179,7 @@ TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
 }
 
 TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const auto x = RandomFloats(random_, 512);
   device_.control().LoseDevice();
   NormAndDouble(ops.get(), x, 2);
@@ -189,14 +190,19 @@ TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::Bool(),
+constexpr bool kStreams[] = {false, true};
+#else
+constexpr bool kStreams[] = {false};
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::ValuesIn(kStreams),
                          [](const auto& info) {
                            return info.param ? "late" : "at_once";
                          });
 
 TEST(MakeCudaOpsTest, ADeviceThatIsNotThereIsRefused) {
-  const EmulatedDevice device;
-  const auto ops = MakeCudaOps({.device = 3});
+  const TestDevice device;
+  const auto ops = MakeCudaOps({.device = 1000});
   EXPECT_THAT(ops.status(), HasStatus(absl::StatusCode::kUnavailable,
                                       "device"));
 }

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeepSeek V4.1's hyper-connections, experts and records.
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kernels/experts.h"
+#include "kernels/hyper_connection_cuda.h"
+#include "kernels/moe_route_cuda.h"
+#include "kernels/pool_members.h"
+#include "kernels/record_rows_cuda.h"
+#include "tests/gpu_check/kernel_cases.h"
+
+namespace torpor::gpu_check {
+namespace {
+
+// ---- hyper-connections -----------------------------------------------------
+
+constexpr int64_t kStreams = 4;
+
+struct HyperShape {
+  int64_t rows, dim;
+};
+HyperShape HyperShapeOf(bool tiny) {
+  return tiny ? HyperShape{3, 64} : HyperShape{2048, 4096};
+}
+std::string Text(const HyperShape& s) {
+  return absl::StrFormat("%dx%dx%d", s.rows, kStreams, s.dim);
+}
+
+KernelCase HyperMix(bool tiny) {
+  const HyperShape s = HyperShapeOf(tiny);
+  constexpr int64_t kWidth = kStreams * (2 + kStreams);
+  constexpr int64_t kMixes = kStreams * kStreams;
+  const auto x = Normals(s.rows * kStreams * s.dim, 51);
+  const auto projection = Normals(s.rows * kWidth, 52);
+  const auto base = Normals(kWidth, 53);
+  const auto scale = Normals(3, 54);
+  const auto device_x = OnDevice(x);
+  const auto device_projection = OnDevice(projection);
+  const auto device_base = OnDevice(base);
+  const auto device_scale = OnDevice(scale);
+  const auto pre = OnDevice<float>(s.rows * kStreams);
+  const auto post = OnDevice<float>(s.rows * kStreams);
+  const auto comb = OnDevice<float>(s.rows * kMixes);
+  const kernels::HyperMixParams shape{.n_rows = s.rows,
+                                      .n_streams = kStreams,
+                                      .dim = s.dim,
+                                      .norm_eps = 1e-6f,
+                                      .eps = 1e-6f,
+                                      .n_iterations = 20};
+  return {.shape = Text(s),
+          .floor = {.bytes = 4.0 * static_cast<double>(
+                                       s.rows * (kStreams * s.dim + kWidth +
+                                                 2 * kStreams + kMixes))},
+          .launch =
+              [=] {
+                auto p = shape;
+                p.x = device_x->data();
+                p.projection = device_projection->data();
+                p.base = device_base->data();
+                p.scale = device_scale->data();
+                p.pre = pre->data();
+                p.post = post->data();
+                p.comb = comb->data();
+                return kernels::HyperMixCuda(p, nullptr);
+              },
+          .fault = [=]() -> std::string {
+            auto wanted_pre = Zeros(s.rows * kStreams);
+            auto wanted_post = Zeros(s.rows * kStreams);
+            auto wanted_comb = Zeros(s.rows * kMixes);
+            auto p = shape;
+            p.x = x.data();
+            p.projection = projection.data();
+            p.base = base.data();
+            p.scale = scale.data();
+            p.pre = wanted_pre.data();
+            p.post = wanted_post.data();
+            p.comb = wanted_comb.data();
+            kernels::HyperMixRef(p);
+            for (const auto& [got, wanted] : {std::pair(&pre, &wanted_pre),
+                                              {&post, &wanted_post},
+                                              {&comb, &wanted_comb}}) {
+              const auto fault = Differ((*got)->Download(), *wanted, 5e-6);
+              if (!fault.empty()) return fault;
+            }
+            return "";
+          }};
+}
+
+KernelCase HyperCollapse(bool tiny) {
+  const HyperShape s = HyperShapeOf(tiny);
+  const auto x = Normals(s.rows * kStreams * s.dim, 55);
+  const auto mix = Normals(s.rows * kStreams, 56);
+  const auto device_x = OnDevice(x);
+  const auto device_mix = OnDevice(mix);
+  const auto out = OnDevice<float>(s.rows * s.dim);
+  return {.shape = Text(s),
+          .floor = {.bytes = 4.0 * static_cast<double>(s.rows * s.dim *
+                                                       (kStreams + 1))},
+          .launch =
+              [=] {
+                return kernels::HyperCollapseCuda(
+                    {device_x->data(), s.rows, kStreams, s.dim,
+                     device_mix->data(), out->data()},
+                    nullptr);
+              },
+          .fault =
+              [=] {
+                auto wanted = Zeros(s.rows * s.dim);
+                kernels::HyperCollapseRef({x.data(), s.rows, kStreams, s.dim,
+                                           mix.data(), wanted.data()});
+                return Differ(out->Download(), wanted, 5e-6);
+              }};
+}
+
+KernelCase HyperExpand(bool tiny) {
+  const HyperShape s = HyperShapeOf(tiny);
+  const auto x = Normals(s.rows * kStreams * s.dim, 57);
+  const auto y = Normals(s.rows * s.dim, 58);
+  const auto post = Normals(s.rows * kStreams, 59);
+  const auto comb = Normals(s.rows * kStreams * kStreams, 60);
+  const auto device_x = OnDevice(x);
+  const auto device_y = OnDevice(y);
+  const auto device_post = OnDevice(post);
+  const auto device_comb = OnDevice(comb);
+  return {
+      .shape = Text(s),
+      .floor = {.bytes = 4.0 * static_cast<double>(s.rows * s.dim *
+                                                   (2 * kStreams + 1))},
+      .launch =
+          [=] {
+            return kernels::HyperExpandCuda(
+                {device_x->data(), s.rows, kStreams, s.dim, device_y->data(),
+                 device_post->data(), device_comb->data()},
+                nullptr);
+          },
+      .fault =
+          [=] {
+            auto wanted = x;
+            kernels::HyperExpandRef({wanted.data(), s.rows, kStreams, s.dim,
+                                     y.data(), post.data(), comb.data()});
+            return Differ(device_x->Download(), wanted, 5e-6);
+          }};
+}
+
+// ---- experts ---------------------------------------------------------------
+
+constexpr int64_t kExpertsOfRow = 6;
+
+// Rows with their experts, by the references.
+struct Experts {
+  explicit Experts(bool tiny)
+      : rows(tiny ? 4 : 4096),
+        n_experts(tiny ? 12 : 256),
+        logits(Normals(rows * n_experts, 81)),
+        affinities(logits),
+        bias(Normals(n_experts, 82)),
+        experts(static_cast<size_t>(rows * kExpertsOfRow)),
+        first(static_cast<size_t>(n_experts) + 1),
+        entry_rows(experts.size()),
+        weights(experts.size()),
+        entries(experts.size()) {
+    kernels::ChooseExpertsRef({.affinities = affinities.data(),
+                               .n_rows = rows,
+                               .n_experts = n_experts,
+                               .bias = bias.data(),
+                               .k = kExpertsOfRow,
+                               .experts = experts.data()});
+    kernels::GroupExpertsRef({.affinities = affinities.data(),
+                              .n_rows = rows,
+                              .n_experts = n_experts,
+                              .scale = 1.5f,
+                              .k = kExpertsOfRow,
+                              .experts = experts.data(),
+                              .first = first.data(),
+                              .rows = entry_rows.data(),
+                              .weights = weights.data(),
+                              .entries = entries.data()});
+  }
+  // Whose turn it is among a row's experts, from whose turn it is in the lists.
+  [[nodiscard]] std::vector<float> WeightsByRow() const {
+    std::vector<float> out;
+    for (const int32_t entry : entries) {
+      out.push_back(weights[static_cast<size_t>(entry)]);
+    }
+    return out;
+  }
+
+  const int64_t rows, n_experts;
+  const std::vector<float> logits;
+  std::vector<float> affinities;
+  const std::vector<float> bias;
+  std::vector<int32_t> experts, first, entry_rows;
+  std::vector<float> weights;
+  std::vector<int32_t> entries;
+};
+
+std::string Text(const Experts& e) {
+  return absl::StrFormat("%d rows, %d of %d experts", e.rows, kExpertsOfRow,
+                         e.n_experts);
+}
+
+KernelCase Route(bool tiny) {
+  const auto e = std::make_shared<const Experts>(tiny);
+  const auto logits = OnDevice(e->logits);
+  const auto bias = OnDevice(e->bias);
+  const auto experts = OnDevice<int32_t>(e->rows * kExpertsOfRow);
+  const auto weights = OnDevice<float>(e->rows * kExpertsOfRow);
+  return {.shape = Text(*e),
+          // Comparisons are no multiply-adds.
+          .floor = {.bytes = 4.0 *
+                             static_cast<double>(
+                                 e->rows * (e->n_experts + 2 * kExpertsOfRow))},
+          .launch =
+              [=] {
+                return kernels::RouteCuda({.logits = logits->data(),
+                                           .n_rows = e->rows,
+                                           .n_experts = e->n_experts,
+                                           .k = kExpertsOfRow,
+                                           .scale = 1.5f,
+                                           .bias = bias->data(),
+                                           .experts = experts->data(),
+                                           .weights = weights->data()},
+                                          nullptr);
+              },
+          .fault = [=]() -> std::string {
+            // A last bit of an affinity may exchange two experts, and then
+            // changes both of their weights.
+            const auto got = experts->Download();
+            int64_t other_rows = 0;
+            std::vector<float> of_same;
+            std::vector<float> wanted;
+            const auto got_weights = weights->Download();
+            const auto by_row = e->WeightsByRow();
+            for (int64_t r = 0; r < e->rows; ++r) {
+              const auto at = r * kExpertsOfRow;
+              const bool same =
+                  std::equal(got.begin() + at, got.begin() + at + kExpertsOfRow,
+                             e->experts.begin() + at);
+              other_rows += same ? 0 : 1;
+              for (int64_t i = at; same && i < at + kExpertsOfRow; ++i) {
+                of_same.push_back(got_weights[static_cast<size_t>(i)]);
+                wanted.push_back(by_row[static_cast<size_t>(i)]);
+              }
+            }
+            if (other_rows > e->rows / 200) {
+              return absl::StrFormat("%d rows have other experts", other_rows);
+            }
+            return Differ(of_same, wanted, 1e-5);
+          }};
+}
+
+KernelCase GroupByExpert(bool tiny) {
+  const auto e = std::make_shared<const Experts>(tiny);
+  const int64_t n = e->rows * kExpertsOfRow;
+  const auto experts = OnDevice(e->experts);
+  const auto weights = OnDevice(e->WeightsByRow());
+  const auto begin = OnDevice<int32_t>(e->n_experts + 1);
+  const auto entry_row = OnDevice<int32_t>(n);
+  const auto entry_weight = OnDevice<float>(n);
+  const auto places = OnDevice<int32_t>(n);
+  return {.shape = Text(*e),
+          .floor = {.bytes = 20.0 * static_cast<double>(n)},
+          .launch =
+              [=] {
+                return kernels::GroupByExpertCuda(
+                    {.experts = experts->data(),
+                     .weights = weights->data(),
+                     .n_rows = e->rows,
+                     .k = kExpertsOfRow,
+                     .n_experts = e->n_experts,
+                     .group_begin = begin->data(),
+                     .entry_row = entry_row->data(),
+                     .entry_weight = entry_weight->data(),
+                     .places = places->data()},
+                    nullptr);
+              },
+          .fault =
+              [=] {
+                std::string fault = Differ(begin->Download(), e->first);
+                if (fault.empty()) {
+                  fault = Differ(entry_row->Download(), e->entry_rows);
+                }
+                if (fault.empty()) {
+                  fault = Differ(entry_weight->Download(), e->weights);
+                }
+                return fault.empty() ? Differ(places->Download(), e->entries)
+                                     : fault;
+              }};
+}
+
+KernelCase SumExperts(bool tiny) {
+  const auto e = std::make_shared<const Experts>(tiny);
+  const int64_t dim = tiny ? 12 : 2048;
+  const auto x = Normals(e->rows * kExpertsOfRow * dim, 83);
+  const auto shared = Normals(e->rows * dim, 84);
+  const auto device_x = OnDevice(x);
+  const auto places = OnDevice(e->entries);
+  const auto device_shared = OnDevice(shared);
+  const auto y = OnDevice<float>(e->rows * dim);
+  return {.shape = absl::StrFormat("%s, %d", Text(*e), dim),
+          .floor = {.bytes = 4.0 * static_cast<double>(e->rows * dim *
+                                                       (kExpertsOfRow + 2))},
+          .launch =
+              [=] {
+                return kernels::SumExpertsCuda({.of_entry = device_x->data(),
+                                                .places = places->data(),
+                                                .shared = device_shared->data(),
+                                                .n_rows = e->rows,
+                                                .k = kExpertsOfRow,
+                                                .dim = dim,
+                                                .y = y->data()},
+                                               nullptr);
+              },
+          .fault =
+              [=] {
+                auto wanted = Zeros(e->rows * dim);
+                kernels::SumExpertsRef({.x = x.data(),
+                                        .entries = e->entries.data(),
+                                        .n_rows = e->rows,
+                                        .k = kExpertsOfRow,
+                                        .dim = dim,
+                                        .shared = shared.data(),
+                                        .out = wanted.data()});
+                return Differ(y->Download(), wanted);
+              }};
+}
+
+// ---- records ---------------------------------------------------------------
+
+std::vector<uint8_t> Noise(int64_t n) {
+  std::mt19937_64 engine(91);
+  std::vector<uint8_t> bytes(static_cast<size_t>(n));
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(engine());
+  return bytes;
+}
+
+// Rows as long as main records, in the reverse of their order.
+class RecordCase {
+ public:
+  explicit RecordCase(bool tiny)
+      : n_rows(tiny ? 70 : 65'536),
+        records(Noise(n_rows * kRowBytes)),
+        n_pages_((n_rows + kPageRows - 1) / kPageRows),
+        in_(OnDevice(records)),
+        out_(OnDevice<uint8_t>(n_rows * kRowBytes)),
+        memory_(OnDevice<uint8_t>(n_pages_ * kPageRows * kRowBytes)),
+        pages_(OnDevice(PagesOf<uint8_t>(memory_->data(), n_pages_,
+                                         kPageRows * kRowBytes))) {
+    std::vector<int64_t> rows(static_cast<size_t>(n_rows));
+    std::iota(rows.rbegin(), rows.rend(), 0);
+    rows_ = OnDevice(rows);
+  }
+  int Put() const { return kernels::PutRecordRowsCuda(Params(*in_), nullptr); }
+  int Get() const { return kernels::GetRecordRowsCuda(Params(*out_), nullptr); }
+  [[nodiscard]] std::string Fault() const {
+    return Differ(out_->Download(), records);
+  }
+  [[nodiscard]] Floor floor() const {
+    return {.bytes = 2.0 * static_cast<double>(n_rows * kRowBytes)};
+  }
+  [[nodiscard]] std::string shape() const {
+    return absl::StrFormat("%d rows of %d B", n_rows, kRowBytes);
+  }
+
+ private:
+  static constexpr int64_t kRowBytes =
+      kernels::RowBytes(kernels::RowFormat::kMainFp4, 512, 0);
+  static constexpr int64_t kPageRows = 64;
+  [[nodiscard]] kernels::RecordRowsParams Params(
+      const kernels::DeviceBuffer<uint8_t>& data) const {
+    return {.pages = pages_->data(),
+            .page_rows = kPageRows,
+            .row_bytes = kRowBytes,
+            .rows = rows_->data(),
+            .n_rows = n_rows,
+            .data = data.data(),
+            .data_stride = kRowBytes};
+  }
+
+  const int64_t n_rows;
+  const std::vector<uint8_t> records;
+  const int64_t n_pages_;
+  const Device<uint8_t> in_, out_, memory_;
+  const Device<uint8_t*> pages_;
+  Device<int64_t> rows_;
+};
+
+KernelCase PutRecordRows(bool tiny) {
+  const auto c = std::make_shared<const RecordCase>(tiny);
+  return {.shape = c->shape(),
+          .floor = c->floor(),
+          .launch = [=] { return c->Put(); },
+          .fault = [=] { return c->Get() == 0 ? c->Fault() : "no way back"; }};
+}
+KernelCase GetRecordRows(bool tiny) {
+  const auto c = std::make_shared<const RecordCase>(tiny);
+  return {.shape = c->shape(),
+          .floor = c->floor(),
+          .launch = [=, put = c->Put()] { return put != 0 ? put : c->Get(); },
+          .fault = [=] { return c->Fault(); }};
+}
+
+KernelCase PoolMembers(bool tiny) {
+  constexpr int64_t kMembers = 4;
+  const int64_t groups = tiny ? 3 : 4096;
+  const int64_t dim = tiny ? 12 : 512;
+  const auto members = Normals(groups * kMembers * 2 * dim, 92);
+  const auto pointers = [=](const float* base) {
+    std::vector<const uint8_t*> out;
+    for (int64_t m = 0; m < groups * kMembers; ++m) {
+      out.push_back(reinterpret_cast<const uint8_t*>(base + m * 2 * dim));
+    }
+    return out;
+  };
+  const auto device_members = OnDevice(members);
+  const auto lists = OnDevice(pointers(device_members->data()));
+  const auto out = OnDevice<float>(groups * dim);
+  return {
+      .shape = absl::StrFormat("%d groups of %d, %d", groups, kMembers, dim),
+      .floor = {.bytes = 4.0 * static_cast<double>(groups * dim *
+                                                   (2 * kMembers + 1))},
+      .launch =
+          [=, keep = device_members] {
+            return kernels::PoolMembersCuda({.members = lists->data(),
+                                             .n_groups = groups,
+                                             .n_members = kMembers,
+                                             .dim = dim,
+                                             .out = out->data()},
+                                            nullptr);
+          },
+      .fault =
+          [=] {
+            auto wanted = Zeros(groups * dim);
+            const auto host = pointers(members.data());
+            kernels::PoolMembersRef({.members = host.data(),
+                                     .n_groups = groups,
+                                     .n_members = kMembers,
+                                     .dim = dim,
+                                     .out = wanted.data()});
+            return Differ(out->Download(), wanted, 1e-5);
+          }};
+}
+
+}  // namespace
+
+std::vector<NamedCase> SparseCases() {
+  return {{"HyperMix", HyperMix},           {"HyperCollapse", HyperCollapse},
+          {"HyperExpand", HyperExpand},     {"Route", Route},
+          {"GroupByExpert", GroupByExpert}, {"SumExperts", SumExperts},
+          {"PutRecordRows", PutRecordRows}, {"GetRecordRows", GetRecordRows},
+          {"PoolMembers", PoolMembers}};
+}
+
+}  // namespace torpor::gpu_check

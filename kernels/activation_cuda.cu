@@ -3,7 +3,7 @@
 // One thread a quad of neighbouring elements, striding by the grid.
 //
 // Wide: GatedKernel loads
-// Wide: SoftcapKernel loads stores
+// Wide: InPlaceKernel loads stores
 // Wide: ToBf16Kernel loads
 
 #include "kernels/activation_cuda.h"
@@ -77,16 +77,42 @@ int LaunchGated(const Params& p, const Gate& gate_of, CudaStream stream) {
                        stream, p, gate_of, aligned);
 }
 
+struct CapTo {
+  float cap;
+  TORPOR_DEVICE float operator()(float v) const {
+    return cap * device::Tanh(v / cap);
+  }
+};
+
+struct ToNearestBf16 {
+  TORPOR_DEVICE float operator()(float v) const { return ToFloat(ToBf16(v)); }
+};
+
+struct TimesFactor {
+  float factor;
+  TORPOR_DEVICE float operator()(float v) const { return v * factor; }
+};
+
+// x[i] = op(x[i]).
+template <typename Op>
 TORPOR_KERNEL(kQuadThreads)
-void SoftcapKernel(SoftcapParams p, bool aligned) {
+void InPlaceKernel(float* x, int64_t n, Op op, bool aligned) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kQuadThreads;
   for (int64_t at =
            static_cast<int64_t>(blockIdx.x) * kQuadThreads + threadIdx.x;
-       at * 4 < p.n; at += step) {
-    Quad x = LoadQuad(p.x + at * 4, p.n - at * 4, aligned);
-    for (float& v : x.v) v = p.cap * device::Tanh(v / p.cap);
-    StoreQuad(x, p.x + at * 4, p.n - at * 4, aligned);
+       at * 4 < n; at += step) {
+    Quad q = LoadQuad(x + at * 4, n - at * 4, aligned);
+    for (float& v : q.v) v = op(v);
+    StoreQuad(q, x + at * 4, n - at * 4, aligned);
   }
+}
+
+template <typename Op>
+int LaunchInPlace(float* x, int64_t n, const Op& op, CudaStream stream) {
+  if (n == 0) return 0;
+  return TORPOR_LAUNCH(
+      (InPlaceKernel<Op>), device::BlocksFor((n + 3) / 4, kQuadThreads),
+      kQuadThreads, 0, stream, x, n, op, device::QuadsAligned(x, 4));
 }
 
 TORPOR_KERNEL(kQuadThreads)
@@ -111,10 +137,15 @@ int GatedSiluCuda(const GatedSiluParams& params, CudaStream stream) {
 }
 
 int SoftcapCuda(const SoftcapParams& params, CudaStream stream) {
-  if (params.n == 0) return 0;
-  return TORPOR_LAUNCH(
-      SoftcapKernel, device::BlocksFor((params.n + 3) / 4, kQuadThreads),
-      kQuadThreads, 0, stream, params, device::QuadsAligned(params.x, 4));
+  return LaunchInPlace(params.x, params.n, CapTo{params.cap}, stream);
+}
+
+int RoundBf16Cuda(const RoundBf16Params& params, CudaStream stream) {
+  return LaunchInPlace(params.x, params.n, ToNearestBf16{}, stream);
+}
+
+int ScaleCuda(const ScaleParams& params, CudaStream stream) {
+  return LaunchInPlace(params.x, params.n, TimesFactor{params.factor}, stream);
 }
 
 int ToBf16Cuda(const ToBf16Params& params, CudaStream stream) {

@@ -81,9 +81,7 @@ class Ops {
   virtual void ToBf16(const ToBf16Params& params) = 0;
   virtual void Attention(const AttentionParams& params) = 0;
 
-  // Whether it has the ops that follow, those of models whose rows are records.
-  // Without them each is an error that sticks (dense_ops.h).
-  [[nodiscard]] virtual bool has_record_ops() const { return true; }
+  // Those of models whose rows are records.
   virtual void ScatterRows(const ScatterRowsParams& params) = 0;
   virtual void GroupedGemm(const GroupedGemmParams& params) = 0;
   virtual void RopeTail(const RopeTailParams& params) = 0;
@@ -111,7 +109,7 @@ class Ops {
   // holds, rows that were not put are not read for their values.
   [[nodiscard]] virtual size_t PageBytes(const KvShape& shape) const = 0;
   virtual uint8_t* NewPage(const KvShape& shape) = 0;
-  // One of records, zeros at first. Any thread.
+  // One of records, likewise. Any thread.
   virtual uint8_t* NewPage(size_t bytes) = 0;
   virtual void PutKv(const PutKvParams& params) = 0;
   // Stored rows into pages, and back; done when they return, beside whatever

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA backend: the ops of dense models (dense_ops.h) on one device. Ops go
-// to one stream, in their order; rows that are imported or exported travel on
-// another, beside them. Nothing waits for the device but Download, Finish,
-// ImportKv and ExportKv, and an upload that is far ahead of it.
+// The CUDA backend, on one device. Ops go to one stream, in their order; rows
+// that are imported or exported travel on another, beside them. Nothing waits
+// for the device but Download, Finish, imports and exports, and an upload that
+// is far ahead of it. An op whose shape is beyond what a kernel's shared memory
+// holds is kResourceExhausted.
 
 #ifndef TORPOR_KERNELS_OPS_CUDA_H_
 #define TORPOR_KERNELS_OPS_CUDA_H_

@@ -15,7 +15,7 @@ namespace torpor::kernels {
 
 struct PoolMembersParams {
   // [n_groups, n_members], the host's: a member is [values | gates], dim f32
-  // each, of any alignment.
+  // each; on the CPU of any alignment.
   const uint8_t* const* members = nullptr;
   int64_t n_groups = 0;
   // REQUIRES: at least 1.

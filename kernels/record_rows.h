@@ -9,17 +9,20 @@
 
 #include <cstdint>
 
+#include "kernels/device_function.h"
+
 namespace torpor::kernels {
 
 struct RecordPages {
   // The host's list of pages in a backend's memory, page_rows * row_bytes each.
   uint8_t* const* pages = nullptr;
+  int64_t n_pages = 0;
   int64_t page_rows = 0;
   // 0 = every row is kept.
   int64_t ring_rows = 0;
   int64_t row_bytes = 0;
 
-  [[nodiscard]] uint8_t* Row(int64_t row) const {
+  [[nodiscard]] TORPOR_DEVICE uint8_t* Row(int64_t row) const {
     const int64_t at = ring_rows == 0 ? row : row % ring_rows;
     return pages[at / page_rows] + at % page_rows * row_bytes;
   }

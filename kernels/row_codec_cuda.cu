@@ -64,7 +64,7 @@ void EncodeRowsKernel(EncodeRowsParams p, RowShape shape) {
   if (row >= p.n_rows) return;
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const float* x = p.x + row * p.x_stride;
-  uint8_t* out = p.out + row * p.out_stride;
+  uint8_t* out = p.rows != nullptr ? p.rows[row] : p.out + row * p.out_stride;
   for (int64_t first = 0; first < p.dim; first += 128) {
     const int64_t at = first + 4 * lane;
     const bool coded = at < shape.n_coded;

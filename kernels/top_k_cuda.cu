@@ -149,7 +149,7 @@ TORPOR_DEVICE_ONLY uint32_t WriteIds(const float* scores, int64_t n,
 }
 
 TORPOR_KERNEL(kThreads)
-void TopKKernel(TopKCudaParams p) {
+void TopKKernel(TopKParams p) {
   TORPOR_SHARED(Shared, shared, 1);
   const int64_t row = blockIdx.x;
   const float* scores = p.scores + row * p.scores_stride;
@@ -186,18 +186,36 @@ TORPOR_DEVICE_ONLY int64_t BlockOfThread() {
   return int64_t{blockIdx.y} * kBlockThreads + threadIdx.x;
 }
 
+int64_t BlocksOfRow(int64_t scores_stride, int64_t block_size) {
+  return (scores_stride + block_size - 1) / block_size;
+}
+
+// Of each row its number of blocks, and the best score of each.
+struct Bests {
+  int64_t* n_best = nullptr;  // [n_rows]
+  float* best = nullptr;      // [n_rows, stride]
+  int64_t stride = 0;
+};
+
+Bests BestsIn(void* scratch, const CandidateBlocksParams& p) {
+  auto* n_best = static_cast<int64_t*>(scratch);
+  return {.n_best = n_best,
+          .best = reinterpret_cast<float*>(n_best + p.n_rows),
+          .stride = BlocksOfRow(p.scores_stride, p.block_size)};
+}
+
 TORPOR_KERNEL(kBlockThreads)
-void BlockBestsKernel(CandidateBlocksCudaParams p, int64_t best_stride) {
+void BlockBestsKernel(CandidateBlocksParams p, Bests bests) {
   const int64_t row = blockIdx.x;
   const int64_t n = p.n_scores[row];
   const int64_t n_blocks = (n + p.block_size - 1) / p.block_size;
   const int64_t block = BlockOfThread();
-  if (block == 0) p.n_best[row] = n_blocks;
+  if (block == 0) bests.n_best[row] = n_blocks;
   if (block >= n_blocks) return;
   const int64_t at = block * p.block_size;
   const int64_t left = n - at;
   // The newest block goes before all others.
-  p.best[row * best_stride + block] =
+  bests.best[row * bests.stride + block] =
       block == n_blocks - 1 ? std::numeric_limits<float>::quiet_NaN()
                             : BestOf(p.scores + row * p.scores_stride + at,
                                      left < p.block_size ? left : p.block_size);
@@ -206,12 +224,12 @@ void BlockBestsKernel(CandidateBlocksCudaParams p, int64_t best_stride) {
 // The newest block is the last of the list, before a NaN too, whose lower id
 // would win.
 TORPOR_KERNEL(kBlockThreads)
-void KeepNewestKernel(CandidateBlocksCudaParams p) {
+void KeepNewestKernel(CandidateBlocksParams p, const int64_t* n_best) {
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
-  if (row >= p.n_rows || p.n_best[row] == 0) return;
+  if (row >= p.n_rows || n_best[row] == 0) return;
   p.blocks[row * p.n_blocks + p.n_chosen[row] - 1] =
-      static_cast<int32_t>(p.n_best[row] - 1);
+      static_cast<int32_t>(n_best[row] - 1);
 }
 
 // Whether the ascending list has it.
@@ -230,7 +248,7 @@ TORPOR_DEVICE_ONLY bool Has(const int32_t* list, int32_t n, int64_t id) {
 }
 
 TORPOR_KERNEL(kBlockThreads)
-void KeepBlocksKernel(KeepBlocksCudaParams p) {
+void KeepBlocksKernel(KeepBlocksParams p) {
   const int64_t row = blockIdx.x;
   const int64_t n = p.n_scores[row];
   const int64_t block = BlockOfThread();
@@ -245,10 +263,6 @@ void KeepBlocksKernel(KeepBlocksCudaParams p) {
   for (; i < end; ++i) scores[i] = kNever;
 }
 
-int64_t BlocksOfRow(int64_t scores_stride, int64_t block_size) {
-  return (scores_stride + block_size - 1) / block_size;
-}
-
 dim3 GridOf(int64_t n_rows, int64_t n_blocks) {
   return {
       static_cast<unsigned>(n_rows),
@@ -257,26 +271,33 @@ dim3 GridOf(int64_t n_rows, int64_t n_blocks) {
 
 }  // namespace
 
-int TopKCuda(const TopKCudaParams& p, CudaStream stream) {
+int TopKCuda(const TopKParams& p, CudaStream stream) {
   assert(p.k >= 1);
   if (p.n_rows == 0) return 0;
   return TORPOR_LAUNCH(TopKKernel, static_cast<unsigned>(p.n_rows), kThreads, 0,
                        stream, p);
 }
 
-int CandidateBlocksCuda(const CandidateBlocksCudaParams& p, CudaStream stream) {
+size_t CandidateBlocksScratchBytes(const CandidateBlocksParams& p) {
+  const int64_t stride = BlocksOfRow(p.scores_stride, p.block_size);
+  return static_cast<size_t>(p.n_rows) *
+         (sizeof(int64_t) + static_cast<size_t>(stride) * sizeof(float));
+}
+
+int CandidateBlocksCuda(const CandidateBlocksParams& p, void* scratch,
+                        CudaStream stream) {
   assert(p.block_size >= 1 && p.n_blocks >= 1);
   if (p.n_rows == 0) return 0;
-  const int64_t stride = BlocksOfRow(p.scores_stride, p.block_size);
+  const Bests bests = BestsIn(scratch, p);
   // A row without scores has its count written too.
-  const dim3 grid = GridOf(p.n_rows, stride == 0 ? 1 : stride);
-  const int error = TORPOR_LAUNCH(BlockBestsKernel, grid, kBlockThreads, 0,
-                                  stream, p, stride);
+  const dim3 grid = GridOf(p.n_rows, bests.stride == 0 ? 1 : bests.stride);
+  const int error =
+      TORPOR_LAUNCH(BlockBestsKernel, grid, kBlockThreads, 0, stream, p, bests);
   if (error != 0) return error;
-  const int chosen = TopKCuda({.scores = p.best,
+  const int chosen = TopKCuda({.scores = bests.best,
                                .n_rows = p.n_rows,
-                               .scores_stride = stride,
-                               .n_scores = p.n_best,
+                               .scores_stride = bests.stride,
+                               .n_scores = bests.n_best,
                                .k = p.n_blocks,
                                .ids = p.blocks,
                                .n_ids = p.n_chosen},
@@ -284,10 +305,11 @@ int CandidateBlocksCuda(const CandidateBlocksCudaParams& p, CudaStream stream) {
   if (chosen != 0) return chosen;
   const auto blocks =
       static_cast<unsigned>((p.n_rows + kBlockThreads - 1) / kBlockThreads);
-  return TORPOR_LAUNCH(KeepNewestKernel, blocks, kBlockThreads, 0, stream, p);
+  return TORPOR_LAUNCH(KeepNewestKernel, blocks, kBlockThreads, 0, stream, p,
+                       bests.n_best);
 }
 
-int KeepBlocksCuda(const KeepBlocksCudaParams& p, CudaStream stream) {
+int KeepBlocksCuda(const KeepBlocksParams& p, CudaStream stream) {
   assert(p.block_size >= 1);
   if (p.n_rows == 0 || p.scores_stride == 0) return 0;
   return TORPOR_LAUNCH(

@@ -76,6 +76,7 @@ const uint8_t* RecordCache::Row(uint32_t index, uint64_t row) const {
 kernels::RecordPages RecordCache::Pages(uint32_t index) const {
   const Slot& slot = slots_[index];
   return {.pages = slot.pages.data(),
+          .n_pages = static_cast<int64_t>(slot.pages.size()),
           .page_rows = static_cast<int64_t>(kPageRows),
           .ring_rows = static_cast<int64_t>(slot.ring_rows),
           .row_bytes = static_cast<int64_t>(slot.row_bytes)};

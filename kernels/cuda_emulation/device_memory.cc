@@ -39,10 +39,8 @@ void FillZones(const DeviceMemory::Buffer& buffer) {
 }
 
 bool IsZone(uintptr_t begin) {
-  for (size_t i = 0; i < kZoneBytes; ++i) {
-    if (Bytes(begin)[i] != kZone) return false;
-  }
-  return true;
+  static const std::vector<uint8_t> zone(kZoneBytes, kZone);
+  return std::memcmp(Bytes(begin), zone.data(), kZoneBytes) == 0;
 }
 
 }  // namespace
@@ -73,6 +71,7 @@ void* DeviceMemory::Allocate(size_t bytes, std::string name) {
   buffer->bytes = bytes;
   buffer->is_live = true;
   buffer->shadow = std::make_unique<Shadow>(bytes);
+  live_.insert(buffer.get());
   buffers_.push_back(std::move(buffer));
   const size_t first = (end_ - base_) / kPage;
   for (size_t i = 0; i < n_pages; ++i) {
@@ -89,6 +88,7 @@ void DeviceMemory::Free(void* begin) {
   MutexLock lock(&mutex_);
   Buffer* buffer = FindLive(begin);
   buffer->is_live = false;
+  live_.erase(buffer);
   buffer->shadow.reset();
   // Its pages are not used again; the first and last belong to it alone.
   const uintptr_t first = buffer->begin - kPage;
@@ -143,8 +143,7 @@ DeviceMemory::Buffer* DeviceMemory::Find(uintptr_t address) {
 std::vector<std::string> DeviceMemory::DamagedZones() {
   MutexLock lock(&mutex_);
   std::vector<std::string> out;
-  for (const auto& buffer : buffers_) {
-    if (!buffer->is_live) continue;
+  for (Buffer* buffer : live_) {
     if (IsZone(buffer->begin - kZoneBytes) &&
         IsZone(buffer->begin + buffer->bytes)) {
       continue;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/mutex.h"
@@ -67,6 +68,8 @@ class DeviceMemory {
   Mutex mutex_;
   Mutex touch_mutex_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
+  // Those that are, of all that ever were.
+  std::unordered_set<Buffer*> live_;
   // [kRange / kPage]: 1 + the number of the page's buffer.
   uint32_t* pages_ = nullptr;
 };

@@ -14,9 +14,7 @@ ExpertSite::ExpertSite(const Config& config, RowMath* math)
       first_(&math->ops()),
       rows_(&math->ops()),
       entries_(&math->ops()),
-      weights_(&math->ops()) {
-  first_.Resize(static_cast<size_t>(c_.n_experts) + 1);
-}
+      weights_(&math->ops()) {}
 
 FloatRows ExpertSite::Run(uint32_t layer, const FfnWeights& w,
                           std::span<const RowRun> runs, const FloatRows& x) {
@@ -41,6 +39,7 @@ void ExpertSite::Route(uint32_t layer, const FfnWeights& w,
   const auto n_rows = static_cast<int64_t>(x.n_rows());
   const auto n_entries = static_cast<size_t>(n_rows * c_.n_active);
   experts_.Resize(n_entries);
+  first_.Resize(static_cast<size_t>(c_.n_experts) + 1);
   rows_.Resize(n_entries);
   entries_.Resize(n_entries);
   weights_.Resize(n_entries);

@@ -3,6 +3,7 @@
 #include "replay/deepseek_v41/float_rows.h"
 
 #include <cassert>
+#include <utility>
 
 namespace torpor::replay::deepseek_v41 {
 namespace {
@@ -24,9 +25,12 @@ FloatRows RowPool::New(uint64_t n_rows, int64_t dim) {
                    static_cast<size_t>(dim));
   }
   float* const data = floats->data();
-  // The deleter owns the memory until it goes back.
-  std::shared_ptr<Floats> owner(
-      floats.release(), [this](Floats* back) { free_.emplace_back(back); });
+  // The deleter owns the memory until it goes back; what found no room does
+  // not.
+  std::shared_ptr<Floats> owner(floats.release(), [this](Floats* back) {
+    std::unique_ptr<Floats> owned(back);
+    if (owned->data() != nullptr) free_.push_back(std::move(owned));
+  });
   return {{std::move(owner), data}, n_rows, dim};
 }
 

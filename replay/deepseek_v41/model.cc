@@ -334,10 +334,6 @@ absl::StatusOr<std::unique_ptr<DeepSeekV41>> LoadDeepSeekV41(
   auto host = std::make_shared<kernels::CpuOps>(options.isa, options.n_threads);
   std::shared_ptr<kernels::Ops> ops = options.ops;
   if (ops == nullptr) ops = host;
-  if (!ops->has_record_ops()) {
-    return absl::UnimplementedError(absl::StrFormat(
-        "DeepSeek V4.1: the backend %s has no ops for records", ops->name()));
-  }
   TORPOR_ASSIGN_OR_RETURN(Weights weights,
                           LoadWeights(config, tensors, engram_json, compute,
                                       host.get(), ops.get()));

@@ -181,23 +181,41 @@ KernelCase GatedSilu(bool tiny) {
                kernels::GatedSiluCuda, kernels::GatedSiluRef);
 }
 
-KernelCase Softcap(bool tiny) {
-  const int64_t n = RowsOf(tiny) * 1024;
-  const auto x = Normals(n, 6);
+// An op in place.
+template <typename Params>
+KernelCase InPlace(bool tiny, Params p,
+                   int (*launch)(const Params&, kernels::CudaStream),
+                   void (*reference)(const Params&)) {
+  p.n = RowsOf(tiny) * 1024;
+  const auto x = Normals(p.n, 6);
   const auto device_x = OnDevice(x);
-  return {
-      .shape = absl::StrFormat("%d", n),
-      .floor = {.bytes = Product(n, 1, 8)},
-      .launch =
-          [=] {
-            return kernels::SoftcapCuda({device_x->data(), n, 2.0f}, nullptr);
-          },
-      .fault =
-          [=] {
-            auto wanted = x;
-            kernels::SoftcapRef({wanted.data(), n, 2.0f});
-            return Differ(device_x->Download(), wanted, 1e-6);
-          }};
+  return {.shape = absl::StrFormat("%d", p.n),
+          .floor = {.bytes = Product(p.n, 1, 8)},
+          .launch =
+              [=]() mutable {
+                p.x = device_x->data();
+                return launch(p, nullptr);
+              },
+          .fault =
+              [=]() mutable {
+                auto wanted = x;
+                p.x = wanted.data();
+                reference(p);
+                return Differ(device_x->Download(), wanted, 1e-6);
+              }};
+}
+
+KernelCase Softcap(bool tiny) {
+  return InPlace(tiny, kernels::SoftcapParams{.cap = 2.0f},
+                 kernels::SoftcapCuda, kernels::SoftcapRef);
+}
+KernelCase RoundBf16(bool tiny) {
+  return InPlace(tiny, kernels::RoundBf16Params{}, kernels::RoundBf16Cuda,
+                 kernels::RoundBf16Ref);
+}
+KernelCase Scale(bool tiny) {
+  return InPlace(tiny, kernels::ScaleParams{.factor = 0.75f},
+                 kernels::ScaleCuda, kernels::ScaleRef);
 }
 
 KernelCase ToBf16(bool tiny) {
@@ -271,92 +289,37 @@ KernelCase EmbedRows(bool tiny) {
           }};
 }
 
-// Gather and scatter: `from` and `to` say which row goes where.
-template <typename From, typename To>
-KernelCase Moved(bool tiny,
-                 int (*launch)(const kernels::IndexedRowsParams&,
-                               kernels::CudaStream),
-                 const From& from, const To& to) {
+// Rows to the places of others.
+KernelCase ScatterRows(bool tiny) {
   const int64_t rows = RowsOf(tiny);
   const auto x = Normals(rows * kHidden, 9);
-  const auto index = Scattered(rows);
-  const auto device_x = OnDevice(x);
-  const auto device_index = OnDevice(index);
   const auto out = OnDevice<float>(rows * kHidden);
+  const auto index = Scattered(rows);
+  std::vector<uint8_t*> places;
+  for (const int32_t row : index) {
+    places.push_back(reinterpret_cast<uint8_t*>(out->data() + row * kHidden));
+  }
+  const auto device_x = OnDevice(x);
+  const auto device_places = OnDevice(places);
   return {.shape = Text(rows, kHidden),
           .floor = {.bytes = Product(rows, kHidden, 8)},
           .launch =
               [=] {
-                return launch({.x = device_x->data(),
-                               .index = device_index->data(),
-                               .n_rows = rows,
-                               .dim = kHidden,
-                               .out = out->data()},
-                              nullptr);
+                return kernels::ScatterRowsCuda(
+                    {device_x->data(), kHidden, rows, kHidden,
+                     device_places->data()},
+                    nullptr);
               },
           .fault =
               [=] {
                 std::vector<float> wanted(x.size());
                 for (int64_t i = 0; i < rows; ++i) {
-                  std::copy_n(x.begin() + from(index, i) * kHidden, kHidden,
-                              wanted.begin() + to(index, i) * kHidden);
+                  std::copy_n(
+                      x.begin() + i * kHidden, kHidden,
+                      wanted.begin() + index[static_cast<size_t>(i)] * kHidden);
                 }
                 return Differ(out->Download(), wanted);
               }};
-}
-
-int64_t AtIndex(const std::vector<int32_t>& index, int64_t i) {
-  return index[static_cast<size_t>(i)];
-}
-int64_t InOrder(const std::vector<int32_t>& /*index*/, int64_t i) { return i; }
-
-KernelCase GatherRows(bool tiny) {
-  return Moved(tiny, kernels::GatherRowsCuda, AtIndex, InOrder);
-}
-KernelCase ScatterRows(bool tiny) {
-  return Moved(tiny, kernels::ScatterRowsCuda, InOrder, AtIndex);
-}
-
-KernelCase AddRows(bool tiny) {
-  constexpr int64_t kPicks = 6;
-  const int64_t rows = RowsOf(tiny);
-  const auto x = Normals(rows * kHidden, 10);
-  const auto start = Normals(rows * kHidden, 11);
-  std::vector<int32_t> index;
-  for (const int32_t row : Scattered(rows)) {
-    for (int32_t pick = 0; pick < kPicks; ++pick) {
-      index.push_back(static_cast<int32_t>((row + 31 * pick) % rows));
-    }
-  }
-  const auto device_x = OnDevice(x);
-  const auto device_index = OnDevice(index);
-  const auto out = OnDevice(start);
-  return {
-      .shape = Text(rows, kHidden) + ", 6 picks",
-      .floor = {.bytes = Product(rows, kHidden, 4 * (kPicks + 2))},
-      .launch =
-          [=] {
-            return kernels::AddRowsCuda({.x = device_x->data(),
-                                         .index = device_index->data(),
-                                         .n_rows = rows,
-                                         .dim = kHidden,
-                                         .out = out->data(),
-                                         .n_picks = kPicks},
-                                        nullptr);
-          },
-      .fault =
-          [=] {
-            auto wanted = start;
-            for (size_t i = 0; i < wanted.size(); ++i) {
-              for (size_t pick = 0; pick < kPicks; ++pick) {
-                wanted[i] +=
-                    x[static_cast<size_t>(index[i / kHidden * kPicks + pick]) *
-                          kHidden +
-                      i % kHidden];
-              }
-            }
-            return Differ(out->Download(), wanted);
-          }};
 }
 
 // Rows of one sequence, in pages or to be put there.
@@ -473,10 +436,10 @@ std::vector<NamedCase> DenseCases() {
           {"GatedSilu", GatedSilu},
           {"Softcap", Softcap},
           {"ToBf16", ToBf16},
+          {"RoundBf16", RoundBf16},
+          {"Scale", Scale},
           {"EmbedRows", EmbedRows},
-          {"GatherRows", GatherRows},
           {"ScatterRows", ScatterRows},
-          {"AddRows", AddRows},
           {"PutKvRows", PutKvRows},
           {"GetKvRows", GetKvRows},
           {"RowHash", RowHash}};

@@ -10,7 +10,6 @@
 #include "kernels/index_score_cuda.h"
 #include "kernels/latent_attention_cuda.h"
 #include "kernels/latent_keys_cuda.h"
-#include "kernels/top_k.h"
 #include "kernels/top_k_cuda.h"
 #include "tests/gpu_check/kernel_cases.h"
 
@@ -172,27 +171,26 @@ std::vector<int32_t> ChosenBlocks(const Scores& s) {
 
 KernelCase CandidateBlocks(bool tiny) {
   const auto s = std::make_shared<const Scores>(tiny);
-  const auto best = OnDevice<float>(s->rows * ((s->n + kBlock - 1) / kBlock));
-  const auto n_best = OnDevice<int64_t>(s->rows);
   const auto blocks = OnDevice<int32_t>(s->rows * kBlocks);
   const auto n_chosen = OnDevice<int32_t>(s->rows);
+  const kernels::CandidateBlocksParams params{
+      .scores = s->device->data(),
+      .n_rows = s->rows,
+      .scores_stride = s->n,
+      .n_scores = s->device_counts->data(),
+      .block_size = kBlock,
+      .n_blocks = kBlocks,
+      .blocks = blocks->data(),
+      .n_chosen = n_chosen->data()};
+  const auto scratch = OnDevice<uint8_t>(
+      static_cast<int64_t>(kernels::CandidateBlocksScratchBytes(params)));
   return {
       .shape = s->shape(),
       .floor = {.bytes = s->bytes()},
       .launch =
-          [=] {
-            return kernels::CandidateBlocksCuda(
-                {.scores = s->device->data(),
-                 .n_rows = s->rows,
-                 .scores_stride = s->n,
-                 .n_scores = s->device_counts->data(),
-                 .block_size = kBlock,
-                 .n_blocks = kBlocks,
-                 .best = best->data(),
-                 .n_best = n_best->data(),
-                 .blocks = blocks->data(),
-                 .n_chosen = n_chosen->data()},
-                nullptr);
+          [=, keep = n_chosen] {
+            return kernels::CandidateBlocksCuda(params, scratch->data(),
+                                                nullptr);
           },
       .fault = [=] { return Differ(blocks->Download(), ChosenBlocks(*s)); }};
 }
@@ -261,17 +259,24 @@ class LatentCase {
     }
     window_ = OnDevice(window_rows);
     entries_ = OnDevice(entry_rows);
-    window_pages_ = OnDevice(PagesOf<const uint8_t>(
-        window_->data(), Pages(n_window), kPageRows * kWindowBytes));
-    entry_pages_ = OnDevice(PagesOf<const uint8_t>(
-        entries_->data(), Pages(n_entries), kPageRows * kEntryBytes));
-    sequences_ = OnDevice(std::vector<kernels::LatentPages>{
-        {window_pages_->data(), 0, entry_pages_->data()}});
+    window_pages_ = OnDevice(PagesOf<uint8_t>(window_->data(), Pages(n_window),
+                                              kPageRows * kWindowBytes));
+    entry_pages_ = OnDevice(PagesOf<uint8_t>(entries_->data(), Pages(n_entries),
+                                             kPageRows * kEntryBytes));
     const auto n = static_cast<size_t>(rows);
-    sequence_of_ = OnDevice(std::vector<int32_t>(n, 0));
     windows_ = OnDevice(std::vector<KeyRange>(n, {0, n_window}));
     picks_ = OnDevice(picks);
     n_picks_ = OnDevice(std::vector<int32_t>(n, static_cast<int32_t>(n_picks)));
+    segment_ = OnDevice(std::vector<kernels::LatentSegment>{
+        {.n_rows = rows,
+         .window = {window_pages_->data(), Pages(n_window), kPageRows, 0,
+                    kWindowBytes},
+         .window_keys = windows_->data(),
+         .entries = {entry_pages_->data(), Pages(n_entries), kPageRows, 0,
+                     kEntryBytes},
+         .picks = picks_->data(),
+         .n_picks = n_picks_->data(),
+         .picks_stride = n_picks}});
     lists_ = OnDevice<const uint8_t*>(rows * keys());
     keys_ = OnDevice<LatentKeys>(rows);
     q_ = OnDevice(q);
@@ -282,16 +287,9 @@ class LatentCase {
   [[nodiscard]] int64_t keys() const { return n_window + n_picks; }
 
   int Name() const {
-    return kernels::NameLatentKeysCuda({.n_rows = rows,
-                                        .sequences = sequences_->data(),
-                                        .sequence_of = sequence_of_->data(),
-                                        .page_rows = kPageRows,
-                                        .window_bytes = kWindowBytes,
-                                        .entry_bytes = kEntryBytes,
-                                        .windows = windows_->data(),
-                                        .picks = picks_->data(),
-                                        .picks_stride = n_picks,
-                                        .n_picks = n_picks_->data(),
+    return kernels::NameLatentKeysCuda({.segments = segment_->data(),
+                                        .n_segments = 1,
+                                        .n_rows_max = rows,
                                         .lists = lists_->data(),
                                         .n_keys_max = keys(),
                                         .keys = keys_->data()},
@@ -366,9 +364,10 @@ class LatentCase {
   const std::vector<float> q, sinks;
   std::vector<int32_t> picks;
   Device<uint8_t> window_, entries_;
-  Device<const uint8_t*> window_pages_, entry_pages_, lists_;
-  Device<kernels::LatentPages> sequences_;
-  Device<int32_t> sequence_of_, picks_, n_picks_;
+  Device<uint8_t*> window_pages_, entry_pages_;
+  Device<const uint8_t*> lists_;
+  Device<kernels::LatentSegment> segment_;
+  Device<int32_t> picks_, n_picks_;
   Device<KeyRange> windows_;
   Device<LatentKeys> keys_;
   Device<float> q_, sinks_, out_;

@@ -3,15 +3,14 @@
 // DeepSeek V4.1's hyper-connections, experts and records.
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kernels/experts.h"
+#include "kernels/engram_gate_cuda.h"
+#include "kernels/experts_cuda.h"
 #include "kernels/hyper_connection_cuda.h"
-#include "kernels/moe_route_cuda.h"
-#include "kernels/pool_members.h"
+#include "kernels/pool_members_cuda.h"
 #include "kernels/record_rows_cuda.h"
 #include "tests/gpu_check/kernel_cases.h"
 
@@ -148,6 +147,33 @@ KernelCase HyperExpand(bool tiny) {
           }};
 }
 
+KernelCase EngramGate(bool tiny) {
+  const HyperShape s = HyperShapeOf(tiny);
+  const auto x = Normals(s.rows * kStreams * s.dim, 65);
+  const auto kv = Normals(s.rows * (kStreams + 1) * s.dim, 66);
+  const auto qk = Normals(kStreams * s.dim, 67);
+  const auto device_x = OnDevice(x);
+  const auto device_kv = OnDevice(kv);
+  const auto device_qk = OnDevice(qk);
+  return {.shape = Text(s),
+          .floor = {.bytes = 4.0 * static_cast<double>(s.rows * s.dim *
+                                                       (3 * kStreams + 1))},
+          .launch =
+              [=] {
+                return kernels::EngramGateCuda(
+                    {device_x->data(), s.rows, kStreams, s.dim,
+                     device_kv->data(), device_qk->data(), 1e-6f},
+                    nullptr);
+              },
+          .fault =
+              [=] {
+                auto wanted = x;
+                kernels::EngramGateRef({wanted.data(), s.rows, kStreams, s.dim,
+                                        kv.data(), qk.data(), 1e-6f});
+                return Differ(device_x->Download(), wanted, 1e-5);
+              }};
+}
+
 // ---- experts ---------------------------------------------------------------
 
 constexpr int64_t kExpertsOfRow = 6;
@@ -182,15 +208,6 @@ struct Experts {
                               .weights = weights.data(),
                               .entries = entries.data()});
   }
-  // Whose turn it is among a row's experts, from whose turn it is in the lists.
-  [[nodiscard]] std::vector<float> WeightsByRow() const {
-    std::vector<float> out;
-    for (const int32_t entry : entries) {
-      out.push_back(weights[static_cast<size_t>(entry)]);
-    }
-    return out;
-  }
-
   const int64_t rows, n_experts;
   const std::vector<float> logits;
   std::vector<float> affinities;
@@ -205,91 +222,80 @@ std::string Text(const Experts& e) {
                          e.n_experts);
 }
 
-KernelCase Route(bool tiny) {
+KernelCase ChooseExperts(bool tiny) {
   const auto e = std::make_shared<const Experts>(tiny);
-  const auto logits = OnDevice(e->logits);
+  const auto affinities = OnDevice(e->logits);
   const auto bias = OnDevice(e->bias);
   const auto experts = OnDevice<int32_t>(e->rows * kExpertsOfRow);
-  const auto weights = OnDevice<float>(e->rows * kExpertsOfRow);
-  return {.shape = Text(*e),
-          // Comparisons are no multiply-adds.
-          .floor = {.bytes = 4.0 *
-                             static_cast<double>(
-                                 e->rows * (e->n_experts + 2 * kExpertsOfRow))},
-          .launch =
-              [=] {
-                return kernels::RouteCuda({.logits = logits->data(),
-                                           .n_rows = e->rows,
-                                           .n_experts = e->n_experts,
-                                           .k = kExpertsOfRow,
-                                           .scale = 1.5f,
-                                           .bias = bias->data(),
-                                           .experts = experts->data(),
-                                           .weights = weights->data()},
-                                          nullptr);
-              },
-          .fault = [=]() -> std::string {
-            // A last bit of an affinity may exchange two experts, and then
-            // changes both of their weights.
-            const auto got = experts->Download();
-            int64_t other_rows = 0;
-            std::vector<float> of_same;
-            std::vector<float> wanted;
-            const auto got_weights = weights->Download();
-            const auto by_row = e->WeightsByRow();
-            for (int64_t r = 0; r < e->rows; ++r) {
-              const auto at = r * kExpertsOfRow;
-              const bool same =
-                  std::equal(got.begin() + at, got.begin() + at + kExpertsOfRow,
-                             e->experts.begin() + at);
-              other_rows += same ? 0 : 1;
-              for (int64_t i = at; same && i < at + kExpertsOfRow; ++i) {
-                of_same.push_back(got_weights[static_cast<size_t>(i)]);
-                wanted.push_back(by_row[static_cast<size_t>(i)]);
-              }
-            }
-            if (other_rows > e->rows / 200) {
-              return absl::StrFormat("%d rows have other experts", other_rows);
-            }
-            return Differ(of_same, wanted, 1e-5);
-          }};
+  return {
+      .shape = Text(*e),
+      // Comparisons are no multiply-adds.
+      .floor = {.bytes = 4.0 * static_cast<double>(e->rows * (2 * e->n_experts +
+                                                              kExpertsOfRow))},
+      .launch =
+          [=] {
+            return kernels::ChooseExpertsCuda({.affinities = affinities->data(),
+                                               .n_rows = e->rows,
+                                               .n_experts = e->n_experts,
+                                               .bias = bias->data(),
+                                               .k = kExpertsOfRow,
+                                               .experts = experts->data()},
+                                              nullptr);
+          },
+      .fault = [=]() -> std::string {
+        // A last bit of an affinity may exchange two experts.
+        const auto got = experts->Download();
+        int64_t other_rows = 0;
+        for (int64_t r = 0; r < e->rows; ++r) {
+          const auto at = got.begin() + r * kExpertsOfRow;
+          other_rows += std::equal(at, at + kExpertsOfRow,
+                                   e->experts.begin() + r * kExpertsOfRow)
+                            ? 0
+                            : 1;
+        }
+        if (other_rows > e->rows / 200) {
+          return absl::StrFormat("%d rows have other experts", other_rows);
+        }
+        return Differ(affinities->Download(), e->affinities, 1e-5);
+      }};
 }
 
-KernelCase GroupByExpert(bool tiny) {
+KernelCase GroupExperts(bool tiny) {
   const auto e = std::make_shared<const Experts>(tiny);
   const int64_t n = e->rows * kExpertsOfRow;
+  const auto affinities = OnDevice(e->affinities);
   const auto experts = OnDevice(e->experts);
-  const auto weights = OnDevice(e->WeightsByRow());
-  const auto begin = OnDevice<int32_t>(e->n_experts + 1);
-  const auto entry_row = OnDevice<int32_t>(n);
-  const auto entry_weight = OnDevice<float>(n);
-  const auto places = OnDevice<int32_t>(n);
+  const auto first = OnDevice<int32_t>(e->n_experts + 1);
+  const auto rows = OnDevice<int32_t>(n);
+  const auto weights = OnDevice<float>(n);
+  const auto entries = OnDevice<int32_t>(n);
   return {.shape = Text(*e),
+          // A choice, its affinity, and what a list holds of it.
           .floor = {.bytes = 20.0 * static_cast<double>(n)},
           .launch =
               [=] {
-                return kernels::GroupByExpertCuda(
-                    {.experts = experts->data(),
-                     .weights = weights->data(),
+                return kernels::GroupExpertsCuda(
+                    {.affinities = affinities->data(),
                      .n_rows = e->rows,
-                     .k = kExpertsOfRow,
                      .n_experts = e->n_experts,
-                     .group_begin = begin->data(),
-                     .entry_row = entry_row->data(),
-                     .entry_weight = entry_weight->data(),
-                     .places = places->data()},
+                     .scale = 1.5f,
+                     .k = kExpertsOfRow,
+                     .experts = experts->data(),
+                     .first = first->data(),
+                     .rows = rows->data(),
+                     .weights = weights->data(),
+                     .entries = entries->data()},
                     nullptr);
               },
           .fault =
               [=] {
-                std::string fault = Differ(begin->Download(), e->first);
+                std::string fault = Differ(first->Download(), e->first);
+                if (fault.empty())
+                  fault = Differ(rows->Download(), e->entry_rows);
                 if (fault.empty()) {
-                  fault = Differ(entry_row->Download(), e->entry_rows);
+                  fault = Differ(weights->Download(), e->weights, 1e-6);
                 }
-                if (fault.empty()) {
-                  fault = Differ(entry_weight->Download(), e->weights);
-                }
-                return fault.empty() ? Differ(places->Download(), e->entries)
+                return fault.empty() ? Differ(entries->Download(), e->entries)
                                      : fault;
               }};
 }
@@ -308,13 +314,13 @@ KernelCase SumExperts(bool tiny) {
                                                        (kExpertsOfRow + 2))},
           .launch =
               [=] {
-                return kernels::SumExpertsCuda({.of_entry = device_x->data(),
-                                                .places = places->data(),
-                                                .shared = device_shared->data(),
+                return kernels::SumExpertsCuda({.x = device_x->data(),
+                                                .entries = places->data(),
                                                 .n_rows = e->rows,
                                                 .k = kExpertsOfRow,
                                                 .dim = dim,
-                                                .y = y->data()},
+                                                .shared = device_shared->data(),
+                                                .out = y->data()},
                                                nullptr);
               },
           .fault =
@@ -340,7 +346,7 @@ std::vector<uint8_t> Noise(int64_t n) {
   return bytes;
 }
 
-// Rows as long as main records, in the reverse of their order.
+// Rows as long as main records.
 class RecordCase {
  public:
   explicit RecordCase(bool tiny)
@@ -351,13 +357,13 @@ class RecordCase {
         out_(OnDevice<uint8_t>(n_rows * kRowBytes)),
         memory_(OnDevice<uint8_t>(n_pages_ * kPageRows * kRowBytes)),
         pages_(OnDevice(PagesOf<uint8_t>(memory_->data(), n_pages_,
-                                         kPageRows * kRowBytes))) {
-    std::vector<int64_t> rows(static_cast<size_t>(n_rows));
-    std::iota(rows.rbegin(), rows.rend(), 0);
-    rows_ = OnDevice(rows);
+                                         kPageRows * kRowBytes))) {}
+  int Import() const {
+    return kernels::ImportRecordsCuda(Range(), in_->data(), nullptr);
   }
-  int Put() const { return kernels::PutRecordRowsCuda(Params(*in_), nullptr); }
-  int Get() const { return kernels::GetRecordRowsCuda(Params(*out_), nullptr); }
+  int Export() const {
+    return kernels::ExportRecordsCuda(Range(), out_->data(), nullptr);
+  }
   [[nodiscard]] std::string Fault() const {
     return Differ(out_->Download(), records);
   }
@@ -372,15 +378,8 @@ class RecordCase {
   static constexpr int64_t kRowBytes =
       kernels::RowBytes(kernels::RowFormat::kMainFp4, 512, 0);
   static constexpr int64_t kPageRows = 64;
-  [[nodiscard]] kernels::RecordRowsParams Params(
-      const kernels::DeviceBuffer<uint8_t>& data) const {
-    return {.pages = pages_->data(),
-            .page_rows = kPageRows,
-            .row_bytes = kRowBytes,
-            .rows = rows_->data(),
-            .n_rows = n_rows,
-            .data = data.data(),
-            .data_stride = kRowBytes};
+  [[nodiscard]] kernels::RecordRange Range() const {
+    return {{pages_->data(), n_pages_, kPageRows, 0, kRowBytes}, 0, n_rows};
   }
 
   const int64_t n_rows;
@@ -388,21 +387,24 @@ class RecordCase {
   const int64_t n_pages_;
   const Device<uint8_t> in_, out_, memory_;
   const Device<uint8_t*> pages_;
-  Device<int64_t> rows_;
 };
 
-KernelCase PutRecordRows(bool tiny) {
+KernelCase ImportRecords(bool tiny) {
   const auto c = std::make_shared<const RecordCase>(tiny);
-  return {.shape = c->shape(),
-          .floor = c->floor(),
-          .launch = [=] { return c->Put(); },
-          .fault = [=] { return c->Get() == 0 ? c->Fault() : "no way back"; }};
+  return {
+      .shape = c->shape(),
+      .floor = c->floor(),
+      .launch = [=] { return c->Import(); },
+      .fault = [=] { return c->Export() == 0 ? c->Fault() : "no way back"; }};
 }
-KernelCase GetRecordRows(bool tiny) {
+KernelCase ExportRecords(bool tiny) {
   const auto c = std::make_shared<const RecordCase>(tiny);
   return {.shape = c->shape(),
           .floor = c->floor(),
-          .launch = [=, put = c->Put()] { return put != 0 ? put : c->Get(); },
+          .launch =
+              [=, imported = c->Import()] {
+                return imported != 0 ? imported : c->Export();
+              },
           .fault = [=] { return c->Fault(); }};
 }
 
@@ -451,10 +453,10 @@ KernelCase PoolMembers(bool tiny) {
 
 std::vector<NamedCase> SparseCases() {
   return {{"HyperMix", HyperMix},           {"HyperCollapse", HyperCollapse},
-          {"HyperExpand", HyperExpand},     {"Route", Route},
-          {"GroupByExpert", GroupByExpert}, {"SumExperts", SumExperts},
-          {"PutRecordRows", PutRecordRows}, {"GetRecordRows", GetRecordRows},
-          {"PoolMembers", PoolMembers}};
+          {"HyperExpand", HyperExpand},     {"EngramGate", EngramGate},
+          {"ChooseExperts", ChooseExperts}, {"GroupExperts", GroupExperts},
+          {"SumExperts", SumExperts},       {"ImportRecords", ImportRecords},
+          {"ExportRecords", ExportRecords}, {"PoolMembers", PoolMembers}};
 }
 
 }  // namespace torpor::gpu_check

@@ -178,11 +178,37 @@ TEST_F(ActivationCudaTest, ToBf16RoundsAsTheReferenceDoes) {
   });
 }
 
+TEST_F(ActivationCudaTest, OpsInPlaceAreTheReferences) {
+  for (const int64_t n : {1, 3, 4, 1030}) {
+    auto x = RandomFloats(random_, static_cast<size_t>(n), 40.0f);
+    x[0] = n == 1 ? kNan : 3.4e38f;
+    auto rounded = x;
+    RoundBf16Ref({rounded.data(), n});
+    auto scaled = x;
+    ScaleRef({scaled.data(), n, 0.7f});
+    ForEachSchedule([&] {
+      for (const size_t skip : {0, 1}) {
+        const DeviceBuffer<float> in(x.size() + skip, "x");
+        in.Upload(x, skip);
+        EXPECT_EQ(RoundBf16Cuda({in.data() + skip, n}, nullptr), 0);
+        auto got = in.Download();
+        EXPECT_TRUE(SameBits(std::span(got).subspan(skip), rounded));
+        in.Upload(x, skip);
+        EXPECT_EQ(ScaleCuda({in.data() + skip, n, 0.7f}, nullptr), 0);
+        got = in.Download();
+        EXPECT_TRUE(SameBits(std::span(got).subspan(skip), scaled));
+      }
+    });
+  }
+}
+
 TEST_F(ActivationCudaTest, NothingIsNoLaunch) {
   EXPECT_EQ(GatedGeluCuda({.dim = 4}, nullptr), 0);
   EXPECT_EQ(GatedSiluCuda({.dim = 4}, nullptr), 0);
   EXPECT_EQ(SoftcapCuda({}, nullptr), 0);
   EXPECT_EQ(ToBf16Cuda({}, nullptr), 0);
+  EXPECT_EQ(RoundBf16Cuda({}, nullptr), 0);
+  EXPECT_EQ(ScaleCuda({}, nullptr), 0);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "kernels/cpu_ops.h"
+#include "kernels/latent_attention_cuda.h"
 #include "tests/kernels/cuda_ops_testing.h"
 #include "tests/testing/status_matchers.h"
 
@@ -126,6 +127,38 @@ TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
   EXPECT_TRUE(ops->Finish().ok());
 }
 
+// More than stand on the device between stored form and pages at a time.
+TEST_P(OpsCudaTest, RowsThatTravelInPiecesComeBack) {
+  const auto ops = TestDevice::NewOps();
+  const KvShape shape{DType::kF32, 64, 256};
+  const int64_t n_rows = 70;
+  const auto row_bytes = static_cast<int64_t>(shape.row_bytes());
+  std::vector<uint8_t> bytes(static_cast<size_t>(n_rows * row_bytes));
+  random_.Fill(bytes);
+  std::vector<uint8_t*> pages;
+  for (int i = 0; i < 2; ++i) pages.push_back(ops->NewPage(shape));
+  const KvRowBytes kv{shape, pages.data(), 2, 3, n_rows, true};
+  std::vector<uint8_t> back(bytes.size());
+  ASSERT_TRUE(ops->ImportKv(kv, bytes).ok());
+  ASSERT_TRUE(ops->ExportKv(kv, back).ok());
+  EXPECT_EQ(back, bytes);
+
+  // Pages have room for K and V: twice as many records.
+  const RecordRange records{
+      {pages.data(), 2, 128, 250, row_bytes}, 200, n_rows};
+  std::fill(back.begin(), back.end(), uint8_t{0});
+  ASSERT_TRUE(ops->ImportRecords(records, bytes).ok());
+  ASSERT_TRUE(ops->ExportRecords(records, back).ok());
+  EXPECT_EQ(back, bytes);
+  // Around the end of the ring.
+  std::vector<uint8_t> row(static_cast<size_t>(row_bytes));
+  ASSERT_TRUE(ops->ExportRecords({records.of, 0, 1}, row).ok());
+  EXPECT_TRUE(
+      std::equal(row.begin(), row.end(), bytes.begin() + 50 * row_bytes));
+  for (uint8_t* page : pages) ops->Free(page);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
 TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
   const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
@@ -148,6 +181,41 @@ TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
   EXPECT_TRUE(ops->Finish().ok());
 }
 
+TEST_P(OpsCudaTest, AnExportOfRecordsWaitsForTheRowsThatAreComputed) {
+  const auto ops = TestDevice::NewOps();
+  uint8_t* page = ops->NewPage(2 * 64);
+  const RecordPages of{&page, 1, 2, 0, 64};
+  const auto x = RandomFloats(random_, 16);
+  {
+    const Buffer<float> rows(ops.get(), x);
+    uint8_t* const place = of.Row(1);
+    ops->ScatterRows({rows.data(), 16, 1, 16, &place});
+  }
+  std::vector<float> got(16);
+  ASSERT_TRUE(
+      ops->ExportRecords({of, 1, 1},
+                         std::span(reinterpret_cast<uint8_t*>(got.data()), 64))
+          .ok());
+  EXPECT_EQ(got, x);
+  ops->Free(page);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+// More keys or experts than the shared memory of a multiprocessor holds.
+TEST_P(OpsCudaTest, ShapesBeyondSharedMemoryAreRefused) {
+  const auto ops = TestDevice::NewOps();
+  const KeyRange window{0, kLatentKeysMax + 1};
+  const LatentSegment segment{.n_rows = 1, .window_keys = &window};
+  ops->LatentAttention({.attention = {.n_rows = 1, .head_dim = 64},
+                        .segments = &segment,
+                        .n_segments = 1});
+  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
+                                       "got 1537 keys of 64 channels"));
+  ops->ChooseExperts({.n_rows = 1, .n_experts = 1025, .k = 1});
+  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
+                                       "got 1025 experts"));
+}
+
 #ifdef TORPOR_CUDA_EMULATED
 TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
   const auto ops = TestDevice::NewOps();
@@ -156,9 +224,8 @@ TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
   ASSERT_TRUE(ops->Finish().ok());
   device_.control().SetMemoryBytes(device_.control().bytes_allocated() + 3000);
   NormAndDouble(ops.get(), x, 2);
-  EXPECT_THAT(ops->Finish(),
-              HasStatus(absl::StatusCode::kResourceExhausted,
-                        "2048 bytes of device memory"));
+  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
+                                       "2048 bytes of device memory"));
   device_.control().SetMemoryBytes(UINT64_MAX);
   EXPECT_EQ(NormAndDouble(ops.get(), x, 2), wanted);
   EXPECT_TRUE(ops->Finish().ok());
@@ -172,10 +239,23 @@ TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
   EXPECT_EQ(page, nullptr);
   const std::vector<uint8_t> row(64);
   EXPECT_THAT(ops->ImportKv({shape, &page, 1, 0, 1, true}, row),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+}
+
+TEST_P(OpsCudaTest, APageOfRecordsWithoutRoomFailsTheImport) {
+  const auto ops = TestDevice::NewOps();
+  device_.control().SetMemoryBytes(0);
+  uint8_t* page = ops->NewPage(64);
+  EXPECT_EQ(page, nullptr);
+  // The page's error has been told: the import's is its own.
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+  const std::vector<uint8_t> row(64);
+  EXPECT_THAT(ops->ImportRecords({{&page, 1, 1, 0, 64}, 0, 1}, row),
               HasStatus(absl::StatusCode::kResourceExhausted,
-                        "no room"));
-  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
-                                       "no room"));
+                        "a page of the sequence"));
 }
 
 TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
@@ -184,9 +264,8 @@ TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
   device_.control().LoseDevice();
   NormAndDouble(ops.get(), x, 2);
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THAT(ops->Finish(),
-                HasStatus(absl::StatusCode::kUnavailable,
-                          "illegal memory access"));
+    EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kUnavailable,
+                                         "illegal memory access"));
   }
 }
 

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of record_rows_cuda.h on the emulator: bytes that are
-// copied, and pooling against sums in double.
+// The CUDA kernels of record_rows.h on the emulator against the reference.
 
 #include "kernels/record_rows_cuda.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
 #include "tests/kernels/cuda_testing.h"
 
 namespace torpor::kernels {
 namespace {
-
-// A few roundings of f32, the exponential's among them.
-constexpr double kTolerance = 1e-6;
 
 class RecordRowsCudaTest : public CudaTest {
  protected:
@@ -32,15 +26,18 @@ struct Shape {
   int64_t row_bytes;
   int64_t page_rows;
   int64_t n_pages;
+  int64_t ring_rows;
+  int64_t row;
   int64_t n_rows;
-  // Bytes between rows of data, and before them.
-  int64_t gap;
+  // Bytes before the rows outside of pages.
   int64_t shift;
 };
-constexpr Shape kShapes[] = {{528, 64, 2, 100, 0, 0},  {288, 16, 3, 7, 0, 0},
-                             {68, 64, 1, 64, 0, 0},    {584, 3, 5, 9, 0, 8},
-                             {288, 16, 3, 20, 16, 16}, {288, 4, 3, 5, 0, 4},
-                             {33, 5, 4, 11, 2, 1},     {1, 1, 1, 1, 0, 0}};
+// Whole pages, rings that wrap, rows of any length and alignment.
+constexpr Shape kShapes[] = {
+    {528, 64, 2, 0, 0, 100, 0},    {288, 16, 3, 0, 39, 7, 0},
+    {68, 64, 1, 0, 0, 64, 0},      {584, 3, 5, 13, 9, 9, 8},
+    {288, 16, 3, 45, 1000, 45, 0}, {288, 4, 3, 10, 7, 5, 4},
+    {33, 5, 4, 0, 6, 11, 1},       {1, 1, 1, 1, 77, 1, 0}};
 
 // Pages of noise, on the device each a buffer of its own.
 class Pages {
@@ -74,134 +71,53 @@ class Pages {
   std::unique_ptr<DeviceBuffer<uint8_t*>> pointers_;
 };
 
-TEST_F(RecordRowsCudaTest, RowsGoWhereTheirIndicesSayAndBack) {
+TEST_F(RecordRowsCudaTest, RowsGoWhereTheReferencePutsThemAndBack) {
   for (const Shape& s : kShapes) {
     SCOPED_TRACE(std::to_string(s.row_bytes) + " bytes");
-    std::vector<int64_t> rows(static_cast<size_t>(s.n_pages * s.page_rows));
-    std::iota(rows.begin(), rows.end(), 0);
-    std::shuffle(rows.begin(), rows.end(), random_.engine());
-    rows.resize(static_cast<size_t>(s.n_rows));
     const auto held = Noise(s.n_pages * s.page_rows * s.row_bytes);
-    const int64_t stride = s.row_bytes + s.gap;
-    const auto data = Noise(s.shift + s.n_rows * stride);
-
+    const auto data = Noise(s.shift + s.n_rows * s.row_bytes);
+    RecordRange range{.of = {.n_pages = s.n_pages,
+                             .page_rows = s.page_rows,
+                             .ring_rows = s.ring_rows,
+                             .row_bytes = s.row_bytes},
+                      .row = s.row,
+                      .n_rows = s.n_rows};
     auto put = held;
+    auto held_on_host = held;
     auto got = data;
-    for (int64_t i = 0; i < s.n_rows; ++i) {
-      const int64_t at = rows[static_cast<size_t>(i)] * s.row_bytes;
-      const int64_t from = s.shift + i * stride;
-      std::copy_n(data.begin() + from, s.row_bytes, put.begin() + at);
-      std::copy_n(held.begin() + at, s.row_bytes, got.begin() + from);
+    std::vector<uint8_t*> host_pages;
+    for (auto* bytes : {&put, &held_on_host}) {
+      host_pages.clear();
+      for (int64_t i = 0; i < s.n_pages; ++i) {
+        host_pages.push_back(bytes->data() + i * s.page_rows * s.row_bytes);
+      }
+      range.of.pages = host_pages.data();
+      if (bytes == &put) {
+        ImportRecordsRef(range, data.data() + s.shift);
+      } else {
+        ExportRecordsRef(range, got.data() + s.shift);
+      }
     }
     ForEachSchedule([&] {
       const Pages pages(s, held);
-      const DeviceBuffer<int64_t> indices(rows, "rows");
       const DeviceBuffer<uint8_t> bytes(data, "data");
-      const RecordRowsParams p{.pages = pages.data(),
-                               .page_rows = s.page_rows,
-                               .row_bytes = s.row_bytes,
-                               .rows = indices.data(),
-                               .n_rows = s.n_rows,
-                               .data = bytes.data() + s.shift,
-                               .data_stride = stride};
-      ASSERT_EQ(GetRecordRowsCuda(p, nullptr), 0) << Reports();
+      range.of.pages = pages.data();
+      ASSERT_EQ(ExportRecordsCuda(range, bytes.data() + s.shift, nullptr), 0)
+          << Reports();
       EXPECT_EQ(bytes.Download(), got);
       EXPECT_EQ(pages.Download(), held);
       bytes.Upload(data);
-      ASSERT_EQ(PutRecordRowsCuda(p, nullptr), 0) << Reports();
+      ASSERT_EQ(ImportRecordsCuda(range, bytes.data() + s.shift, nullptr), 0)
+          << Reports();
       EXPECT_EQ(pages.Download(), put);
       EXPECT_EQ(bytes.Download(), data);
     });
   }
 }
 
-// Groups of members, each [values | gates].
-struct Groups {
-  Groups(testing::Random& random, int64_t n, int64_t n_of, int64_t dim_of)
-      : n_groups(n),
-        n_members(n_of),
-        dim(dim_of),
-        members(RandomFloats(random, static_cast<size_t>(n * n_of * 2 * dim_of),
-                             4.0f)) {}
-
-  std::vector<float> Emulated(int64_t first, int64_t n) const {
-    const DeviceBuffer<float> floats(members, "members");
-    std::vector<const uint8_t*> pointers;
-    for (int64_t m = first * n_members; m < (first + n) * n_members; ++m) {
-      pointers.push_back(
-          reinterpret_cast<const uint8_t*>(floats.data() + m * 2 * dim));
-    }
-    const DeviceBuffer<const uint8_t*> lists(pointers, "lists");
-    const DeviceBuffer<float> out(static_cast<size_t>(n * dim), "out");
-    EXPECT_EQ(PoolMembersCuda({.members = lists.data(),
-                               .n_groups = n,
-                               .n_members = n_members,
-                               .dim = dim,
-                               .out = out.data()},
-                              nullptr),
-              0)
-        << Reports();
-    return out.Download();
-  }
-
-  std::vector<float> InDouble() const {
-    std::vector<float> out;
-    for (int64_t i = 0; i < n_groups * dim; ++i) {
-      const float* group = members.data() + i / dim * n_members * 2 * dim;
-      double sum = 0;
-      double acc = 0;
-      for (int64_t t = 0; t < n_members; ++t) {
-        const float* member = group + t * 2 * dim + i % dim;
-        const double e = std::exp(static_cast<double>(member[dim]));
-        sum += e;
-        acc += e * member[0];
-      }
-      out.push_back(static_cast<float>(acc / sum));
-    }
-    return out;
-  }
-
-  int64_t n_groups, n_members, dim;
-  std::vector<float> members;
-};
-
-TEST_F(RecordRowsCudaTest, GroupsPoolAsTheirSoftmaxSays) {
-  for (const auto& [n, n_members, dim] : {std::array<int64_t, 3>{1, 1, 1},
-                                          {3, 2, 512},
-                                          {2, 2, 37},
-                                          {4, 4, 130},
-                                          {1, 128, 20}}) {
-    const Groups groups(random_, n, n_members, dim);
-    const auto all = groups.Emulated(0, n);
-    EXPECT_TRUE(Near(all, groups.InDouble(), kTolerance)) << dim;
-    // Design D9.
-    for (int64_t g = 0; g < n; ++g) {
-      EXPECT_TRUE(SameBits(groups.Emulated(g, 1),
-                           std::span(all).subspan(static_cast<size_t>(g * dim),
-                                                  static_cast<size_t>(dim))));
-    }
-    ForEachSchedule([&] { EXPECT_TRUE(SameBits(groups.Emulated(0, n), all)); });
-  }
-}
-
-TEST_F(RecordRowsCudaTest, GatesOfAnySizeStayFiniteAndNanStaysInItsChannel) {
-  Groups groups(random_, 1, 2, 8);
-  for (size_t i = 0; i < 8; ++i) {
-    groups.members[8 + i] = i % 2 == 0 ? 1e30f : -1e30f;
-  }
-  for (const float v : groups.Emulated(0, 1)) EXPECT_TRUE(std::isfinite(v));
-  // A gate of the first member, one of the second, a value.
-  for (const size_t at : {8 + 1, 24 + 2, 16 + 3}) groups.members[at] = kNan;
-  const auto got = groups.Emulated(0, 1);
-  for (size_t i = 0; i < 8; ++i) {
-    EXPECT_EQ(std::isnan(got[i]), i >= 1 && i <= 3) << i;
-  }
-}
-
 TEST_F(RecordRowsCudaTest, NoRowsAreNoLaunch) {
-  EXPECT_EQ(PutRecordRowsCuda({.page_rows = 4}, nullptr), 0);
-  EXPECT_EQ(GetRecordRowsCuda({.page_rows = 4}, nullptr), 0);
-  EXPECT_EQ(PoolMembersCuda({.n_members = 2, .dim = 8}, nullptr), 0);
+  EXPECT_EQ(ImportRecordsCuda({}, nullptr, nullptr), 0);
+  EXPECT_EQ(ExportRecordsCuda({}, nullptr, nullptr), 0);
 }
 
 }  // namespace

@@ -101,6 +101,39 @@ TEST_F(RowCodecCudaTest, RowsEncodeAsTheReferenceDoes) {
   }
 }
 
+TEST_F(RowCodecCudaTest, EncodedRowsGoWhereTheirPointersSay) {
+  constexpr int64_t kRows = 9;
+  for (const CodecCase& c : kCodecCases) {
+    const int64_t row_bytes = RowBytes(c.format, c.dim, c.rope_dim);
+    const auto x = Values(kRows * c.dim);
+    const auto noise = Noise(kRows * (row_bytes + 3));
+    EncodeRowsParams p{.format = c.format,
+                       .x = x.data(),
+                       .n_rows = kRows,
+                       .dim = c.dim,
+                       .rope_dim = c.rope_dim,
+                       .x_stride = c.dim};
+    const auto places_in = [&](uint8_t* out) {
+      std::vector<uint8_t*> places;
+      for (int64_t i = 0; i < kRows; ++i) {
+        places.push_back(out + i * 4 % kRows * (row_bytes + 3));
+      }
+      return places;
+    };
+    auto wanted = noise;
+    const auto on_host = places_in(wanted.data());
+    p.rows = on_host.data();
+    EncodeRowsRef(p);
+    const DeviceBuffer<float> from(x, "x");
+    const DeviceBuffer<uint8_t> to(noise, "out");
+    const DeviceBuffer<uint8_t*> places(places_in(to.data()), "places");
+    p.x = from.data();
+    p.rows = places.data();
+    ASSERT_EQ(EncodeRowsCuda(p, nullptr), 0) << Reports();
+    EXPECT_TRUE(SameValues(to.Download(), wanted)) << FormatName(c.format);
+  }
+}
+
 // Ties between neighbours, the largest and the least of every type, and what is
 // not a number, in blocks of ordinary values and alone.
 TEST_F(RowCodecCudaTest, SpecialValuesEncodeAsTheReferenceDoes) {

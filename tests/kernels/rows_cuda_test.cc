@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows by index on the emulator, against plain loops.
+// The CUDA kernels of row_moves.h on the emulator, against plain loops.
 
 #include "kernels/rows_cuda.h"
+
+#include <algorithm>
 
 #include "tests/kernels/cuda_testing.h"
 
@@ -53,71 +55,42 @@ TEST_F(RowsCudaTest, EmbedRowsReadsAndScales) {
   }
 }
 
-TEST_F(RowsCudaTest, ScatteringUndoesGathering) {
-  const std::vector<int32_t> index = {3, 0, 4, 1};
+TEST_F(RowsCudaTest, ScatteredRowsGoWhereTheirPointersSay) {
   for (const int64_t dim : kDims) {
-    const auto x = RandomFloats(random_, 5 * dim);
-    ForEachSchedule([&] {
-      const DeviceBuffer<float> from(x, "x");
-      const DeviceBuffer<int32_t> rows(index, "index");
-      const DeviceBuffer<float> gathered(4 * dim, "gathered");
-      EXPECT_EQ(
-          GatherRowsCuda({from.data(), rows.data(), 4, dim, gathered.data()},
-                         nullptr),
-          0);
-      const auto got = gathered.Download();
-      const DeviceBuffer<float> back(5 * dim, "back");
-      EXPECT_EQ(
-          ScatterRowsCuda({gathered.data(), rows.data(), 4, dim, back.data()},
-                          nullptr),
-          0);
-      const auto scattered = back.Download();
-      for (int64_t i = 0; i < 4 * dim; ++i) {
-        const int64_t at = index[i / dim] * dim + i % dim;
-        ASSERT_EQ(got[i], x[at]);
-        ASSERT_EQ(scattered[at], x[at]);
-      }
-      for (int64_t i = 2 * dim; i < 3 * dim; ++i) {
-        ASSERT_TRUE(std::isnan(scattered[i])) << "a row that no index names";
-      }
-    });
-  }
-}
-
-TEST_F(RowsCudaTest, AddRowsAddsInTheOrderOfItsPicks) {
-  const std::vector<int32_t> index = {0, 1, 2, -1, 2, 2, -1, -1, -1, 1, 0, -1};
-  for (const int64_t dim : kDims) {
-    // Sizes apart, so that the order of additions shows.
-    auto x = RandomFloats(random_, 3 * dim);
-    for (int64_t i = 0; i < dim; ++i) x[i] *= 1e6f;
-    const auto base = RandomFloats(random_, 4 * dim);
-    auto wanted = base;
-    for (int64_t row = 0; row < 4; ++row) {
-      for (int64_t pick = 0; pick < 3; ++pick) {
-        const int32_t from = index[row * 3 + pick];
-        if (from < 0) continue;
-        for (int64_t i = 0; i < dim; ++i) {
-          wanted[row * dim + i] += x[from * dim + i];
-        }
-      }
+    const int64_t stride = dim + 2;
+    const auto x = RandomFloats(random_, 4 * stride);
+    const auto* from = reinterpret_cast<const uint8_t*>(x.data());
+    // Places that are aligned to 16 bytes, to 4 and to none, in another order.
+    const auto row_bytes = static_cast<size_t>(dim) * sizeof(float);
+    const size_t room = (row_bytes + 15) / 16 * 16 + 16;
+    const std::vector<size_t> at = {3 * room, 4, room + 1, 2 * room};
+    const std::vector<uint8_t> noise(4 * room, 0xab);
+    auto wanted = noise;
+    for (size_t row = 0; row < at.size(); ++row) {
+      std::copy_n(from + row * static_cast<size_t>(stride) * sizeof(float),
+                  row_bytes, wanted.begin() + static_cast<ptrdiff_t>(at[row]));
     }
     ForEachSchedule([&] {
-      const DeviceBuffer<float> from(x, "x");
-      const DeviceBuffer<int32_t> rows(index, "index");
-      const DeviceBuffer<float> out(base, "out");
-      EXPECT_EQ(AddRowsCuda({from.data(), rows.data(), 4, dim, out.data(), 3},
-                            nullptr),
+      const DeviceBuffer<float> rows(x, "x");
+      const DeviceBuffer<uint8_t> out(noise, "out");
+      std::vector<uint8_t*> pointers;
+      for (const size_t place : at) pointers.push_back(out.data() + place);
+      const DeviceBuffer<uint8_t*> places(pointers, "places");
+      EXPECT_EQ(ScatterRowsCuda({.x = rows.data(),
+                                 .x_stride = stride,
+                                 .n_rows = 4,
+                                 .dim = dim,
+                                 .out = places.data()},
+                                nullptr),
                 0);
-      EXPECT_TRUE(SameBits(out.Download(), wanted)) << dim;
+      EXPECT_EQ(out.Download(), wanted) << dim;
     });
   }
 }
 
 TEST_F(RowsCudaTest, NoRowsAreNoLaunch) {
   EXPECT_EQ(EmbedRowsCuda({.dim = 4}, nullptr), 0);
-  EXPECT_EQ(GatherRowsCuda({.dim = 4}, nullptr), 0);
   EXPECT_EQ(ScatterRowsCuda({.dim = 4}, nullptr), 0);
-  EXPECT_EQ(AddRowsCuda({.dim = 4}, nullptr), 0);
 }
 
 }  // namespace

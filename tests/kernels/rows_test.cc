@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that move: embeddings, strided copies, K and V into pages and back, on
-// every backend. The expectations are written out here, element by element.
+// Rows that move: embeddings, strided copies, K and V and records into pages
+// and back, on every backend. The expectations are written out here, element by
+// element.
 
 #include <algorithm>
 #include <cstring>
@@ -184,81 +185,105 @@ TEST_P(RowsTest, ImportedRowsTouchNoOthers) {
 
 // ---- rows to places of their own -------------------------------------------
 
-TEST(RecordRowsTest, ScatteredRowsGoWhereTheirPointersSay) {
-  testing::Random random;
-  CpuOps ops(Isa::kPortable, 2);
-  const auto x = RandomFloats(random, 5 * 9);
-  // At odd addresses, last row first.
-  std::vector<uint8_t> bytes(1 + 5 * 40, 0xab);
-  std::vector<uint8_t*> places;
-  for (int i = 0; i < 5; ++i) places.push_back(&bytes[1 + (4 - i) * 40]);
-  ops.ScatterRows({x.data(), 9, 5, 7, places.data()});
-  for (size_t row = 0; row < 5; ++row) {
-    float got[7];
-    std::memcpy(got, places[row], sizeof(got));
-    for (size_t i = 0; i < 7; ++i) EXPECT_EQ(got[i], x[row * 9 + i]);
-    for (size_t i = sizeof(got); i < 40; ++i) EXPECT_EQ(places[row][i], 0xab);
+// Bytes in a backend's memory, and places in them that lie apart.
+class Places {
+ public:
+  Places(Ops* ops, size_t n, size_t room, size_t skip)
+      : ops_(*ops),
+        bytes_(ops, std::vector<uint8_t>(skip + n * room, kUntouched)) {
+    for (size_t i = 0; i < n; ++i) {
+      places_.push_back(bytes_.data() + skip + i * 7 % n * room);
+    }
+  }
+
+  [[nodiscard]] uint8_t* const* data() const { return places_.data(); }
+  // What each place has, and all that lies between.
+  [[nodiscard]] std::vector<uint8_t> Read() const {
+    std::vector<uint8_t> out(bytes_.size());
+    ops_.Download(out.data(), bytes_.data(), out.size());
+    return out;
+  }
+  // The same when row i, of row_bytes, went to place i.
+  [[nodiscard]] std::vector<uint8_t> Wanted(const uint8_t* rows, size_t stride,
+                                            size_t row_bytes) const {
+    std::vector<uint8_t> out(bytes_.size(), kUntouched);
+    for (size_t i = 0; i < places_.size(); ++i) {
+      std::copy_n(rows + i * stride, row_bytes,
+                  out.begin() + (places_[i] - bytes_.data()));
+    }
+    return out;
+  }
+
+ private:
+  static constexpr uint8_t kUntouched = 0xab;
+
+  Ops& ops_;
+  Buffer<uint8_t> bytes_;
+  std::vector<uint8_t*> places_;
+};
+
+TEST_P(RowsTest, ScatteredRowsGoWhereTheirPointersSay) {
+  const auto x = RandomFloats(random_, 5 * 9);
+  const Buffer<float> from(&ops_, x);
+  // At aligned addresses, and at odd ones.
+  for (const size_t skip : {0, 1}) {
+    const Places places(&ops_, 5, 40, skip);
+    ops_.ScatterRows({from.data(), 9, 5, 7, places.data()});
+    EXPECT_EQ(
+        places.Read(),
+        places.Wanted(reinterpret_cast<const uint8_t*>(x.data()), 36, 28));
   }
 }
 
-TEST(RecordRowsTest, EncodedRowsGoWhereTheirPointersSay) {
-  testing::Random random;
+TEST_P(RowsTest, EncodedRowsGoWhereTheirPointersSay) {
   constexpr int64_t kDim = 64;
-  for (const Isa isa : AvailableIsas()) {
-    CpuOps ops(isa, 2);
-    for (const RowFormat format :
-         {RowFormat::kMainFp4, RowFormat::kIndexFp4, RowFormat::kWindowFp8}) {
-      const auto row_bytes = static_cast<size_t>(RowBytes(format, kDim, 0));
-      const auto x = RandomFloats(random, 300 * kDim);
-      std::vector<uint8_t> beside(300 * row_bytes);
-      EncodeRowsParams p{.format = format,
-                         .x = x.data(),
-                         .n_rows = 300,
-                         .dim = kDim,
-                         .x_stride = kDim,
-                         .out = beside.data(),
-                         .out_stride = static_cast<int64_t>(row_bytes)};
-      ops.EncodeRows(p);
-      for (const bool reference : {false, true}) {
-        std::vector<uint8_t> apart(300 * (row_bytes + 3), 0xab);
-        std::vector<uint8_t*> places;
-        for (size_t i = 0; i < 300; ++i) {
-          places.push_back(&apart[(i * 7 % 300) * (row_bytes + 3)]);
-        }
-        p.out = nullptr;
-        p.rows = places.data();
-        reference ? EncodeRowsRef(p) : ops.EncodeRows(p);
-        for (size_t i = 0; i < 300; ++i) {
-          EXPECT_EQ(std::memcmp(places[i], &beside[i * row_bytes], row_bytes),
-                    0);
-          EXPECT_EQ(places[i][row_bytes], 0xab);
-        }
-      }
-    }
+  constexpr int64_t kRows = 300;
+  const auto x = RandomFloats(random_, kRows * kDim);
+  const Buffer<float> from(&ops_, x);
+  for (const RowFormat format :
+       {RowFormat::kMainFp4, RowFormat::kIndexFp4, RowFormat::kWindowFp8}) {
+    const auto row_bytes = static_cast<size_t>(RowBytes(format, kDim, 0));
+    std::vector<uint8_t> beside(kRows * row_bytes);
+    EncodeRowsParams p{.format = format,
+                       .x = x.data(),
+                       .n_rows = kRows,
+                       .dim = kDim,
+                       .x_stride = kDim,
+                       .out = beside.data(),
+                       .out_stride = static_cast<int64_t>(row_bytes)};
+    EncodeRowsRef(p);
+    const Places places(&ops_, kRows, row_bytes + 3, 1);
+    p.x = from.data();
+    p.out = nullptr;
+    p.rows = places.data();
+    ops_.EncodeRows(p);
+    EXPECT_EQ(places.Read(),
+              places.Wanted(beside.data(), row_bytes, row_bytes));
   }
 }
 
 // Against rows kept in a map by their place.
-TEST(RecordRowsTest, RecordsComeBackFromPagesAndRings) {
-  testing::Random random;
-  CpuOps ops(Isa::kPortable, 1);
+TEST_P(RowsTest, RecordsComeBackFromPagesAndRings) {
   constexpr int64_t kRowBytes = 5;
   for (const int64_t ring : {0, 10}) {
     std::vector<uint8_t*> pages;
-    for (int i = 0; i < 8; ++i) pages.push_back(ops.NewPage(4 * kRowBytes));
-    const RecordPages of{pages.data(), 4, ring, kRowBytes};
+    for (int i = 0; i < 8; ++i) pages.push_back(ops_.NewPage(4 * kRowBytes));
+    const RecordPages of{pages.data(), 8, 4, ring, kRowBytes};
     std::vector<std::vector<uint8_t>> kept(32,
                                            std::vector<uint8_t>(kRowBytes, 0));
     const auto place = [&](int64_t row) -> std::vector<uint8_t>& {
       return kept[static_cast<size_t>(ring == 0 ? row : row % ring)];
     };
+    for (int64_t row = 0; row < (ring == 0 ? 32 : ring); ++row) {
+      ASSERT_TRUE(ops_.ImportRecords({of, row, 1}, place(row)).ok());
+    }
     for (int step = 0; step < 200; ++step) {
-      const auto n = static_cast<int64_t>(random.Between(0, 10));
-      const auto row = static_cast<int64_t>(random.Between(0, 22));
+      const auto n = static_cast<int64_t>(random_.Between(0, 10));
+      const auto row = static_cast<int64_t>(random_.Between(0, 22));
       std::vector<uint8_t> bytes(static_cast<size_t>(n * kRowBytes));
-      if (random.OneIn(2)) {
-        random.Fill(bytes);
-        ASSERT_TRUE(ops.ImportRecords({of, row, n}, bytes).ok());
+      if (random_.OneIn(2)) {
+        random_.Fill(bytes);
+        ASSERT_TRUE(ops_.ImportRecords({of, row, n}, bytes).ok());
         for (int64_t i = 0; i < n; ++i) {
           place(row + i).assign(bytes.begin() + i * kRowBytes,
                                 bytes.begin() + (i + 1) * kRowBytes);
@@ -270,10 +295,31 @@ TEST(RecordRowsTest, RecordsComeBackFromPagesAndRings) {
         wanted.insert(wanted.end(), place(row + i).begin(),
                       place(row + i).end());
       }
-      ASSERT_TRUE(ops.ExportRecords({of, row, n}, bytes).ok());
+      ASSERT_TRUE(ops_.ExportRecords({of, row, n}, bytes).ok());
       EXPECT_EQ(bytes, wanted) << "row " << row << " of ring " << ring;
     }
-    for (uint8_t* page : pages) ops.Free(page);
+    for (uint8_t* page : pages) ops_.Free(page);
+  }
+}
+
+TEST(RecordRowsTest, EveryCpuPathEncodesRowsToTheirPlaces) {
+  testing::Random random;
+  constexpr int64_t kDim = 64;
+  constexpr int64_t kRows = 300;
+  const auto row_bytes =
+      static_cast<size_t>(RowBytes(RowFormat::kMainFp4, kDim, 0));
+  const auto x = RandomFloats(random, kRows * kDim);
+  EncodeRowsParams p{
+      .x = x.data(), .n_rows = kRows, .dim = kDim, .x_stride = kDim};
+  for (const Isa isa : AvailableIsas()) {
+    CpuOps ops(isa, 2);
+    const Places wanted(&ops, kRows, row_bytes + 3, 0);
+    p.rows = wanted.data();
+    EncodeRowsRef(p);
+    const Places got(&ops, kRows, row_bytes + 3, 0);
+    p.rows = got.data();
+    ops.EncodeRows(p);
+    EXPECT_EQ(got.Read(), wanted.Read()) << IsaName(isa);
   }
 }
 

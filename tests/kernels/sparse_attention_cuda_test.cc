@@ -80,7 +80,7 @@ struct Records {
   std::vector<uint8_t> encoded;
 };
 
-// Pages on the device, filled by EncodeRowsCuda and PutRecordRowsCuda.
+// Pages on the device, filled by EncodeRowsCuda and ImportRecordsCuda.
 class DevicePages {
  public:
   // Rows [first, kTokens), row i at i % ring_rows; ring_rows 0: at i.
@@ -93,10 +93,6 @@ class DevicePages {
       pointers.push_back(memory_.back()->data());
     }
     pages_ = std::make_unique<DeviceBuffer<uint8_t*>>(pointers, "pages");
-    std::vector<int64_t> rows;
-    for (int64_t i = first; i < kTokens; ++i) {
-      rows.push_back(ring_rows == 0 ? i : i % ring_rows);
-    }
     const DeviceBuffer<float> x(records.x, "x");
     const DeviceBuffer<uint8_t> encoded(Size(kTokens, records.bytes),
                                         "encoded");
@@ -110,21 +106,22 @@ class DevicePages {
                              nullptr),
               0)
         << Reports();
-    const DeviceBuffer<int64_t> indices(rows, "rows");
-    EXPECT_EQ(PutRecordRowsCuda({.pages = pages_->data(),
-                                 .page_rows = kPageRows,
-                                 .row_bytes = records.bytes,
-                                 .rows = indices.data(),
-                                 .n_rows = static_cast<int64_t>(rows.size()),
-                                 .data = encoded.data() + first * records.bytes,
-                                 .data_stride = records.bytes},
-                                nullptr),
-              0)
+    of_ = {.pages = pages_->data(),
+           .n_pages = static_cast<int64_t>(pointers.size()),
+           .page_rows = kPageRows,
+           .ring_rows = ring_rows,
+           .row_bytes = records.bytes};
+    EXPECT_EQ(
+        ImportRecordsCuda({of_, first, kTokens - first},
+                          encoded.data() + first * records.bytes, nullptr),
+        0)
         << Reports();
   }
   [[nodiscard]] const uint8_t* const* data() const { return pages_->data(); }
+  [[nodiscard]] const RecordPages& of() const { return of_; }
 
  private:
+  RecordPages of_;
   std::vector<std::unique_ptr<DeviceBuffer<uint8_t>>> memory_;
   std::unique_ptr<DeviceBuffer<uint8_t*>> pages_;
 };
@@ -289,23 +286,19 @@ class SparseAttention {
 
   static void KeepBest(const DeviceBuffer<int64_t>& n_visible,
                        const DeviceBuffer<float>& scores) {
-    constexpr int64_t kStride = (kTokens + kBlockSize - 1) / kBlockSize;
-    const DeviceBuffer<float> best(Size(kRows, kStride), "best");
-    const DeviceBuffer<int64_t> n_best(kRows, "n_best");
     const DeviceBuffer<int32_t> blocks(Size(kRows, kBlocks), "blocks");
     const DeviceBuffer<int32_t> n_chosen(kRows, "n_chosen");
-    EXPECT_EQ(CandidateBlocksCuda({.scores = scores.data(),
-                                   .n_rows = kRows,
-                                   .scores_stride = kTokens,
-                                   .n_scores = n_visible.data(),
-                                   .block_size = kBlockSize,
-                                   .n_blocks = kBlocks,
-                                   .best = best.data(),
-                                   .n_best = n_best.data(),
-                                   .blocks = blocks.data(),
-                                   .n_chosen = n_chosen.data()},
-                                  nullptr),
-              0)
+    const CandidateBlocksParams candidates{.scores = scores.data(),
+                                           .n_rows = kRows,
+                                           .scores_stride = kTokens,
+                                           .n_scores = n_visible.data(),
+                                           .block_size = kBlockSize,
+                                           .n_blocks = kBlocks,
+                                           .blocks = blocks.data(),
+                                           .n_chosen = n_chosen.data()};
+    const DeviceBuffer<uint8_t> scratch(CandidateBlocksScratchBytes(candidates),
+                                        "scratch");
+    EXPECT_EQ(CandidateBlocksCuda(candidates, scratch.data(), nullptr), 0)
         << Reports();
     EXPECT_EQ(KeepBlocksCuda({.scores = scores.data(),
                               .n_rows = kRows,
@@ -327,30 +320,33 @@ class SparseAttention {
     const DevicePages ring(window_, kTokens - kRingRows, kRingRows);
     const DevicePages all(window_, 0, 0);
     const DevicePages main(main_, 0, 0);
-    const DeviceBuffer<LatentPages> sequences(
-        std::vector<LatentPages>{{ring.data(), kRingRows, main.data()},
-                                 {all.data(), 0, main.data()}},
-        "sequences");
-    std::vector<int32_t> sequence;
     std::vector<KeyRange> ranges;
+    int64_t n_of_all = 0;
     for (const int64_t position : Positions()) {
       ranges.push_back(WindowOf(position));
-      sequence.push_back(ranges.back().begin < kTokens - kRingRows ? 1 : 0);
+      if (ranges.back().begin < kTokens - kRingRows) ++n_of_all;
     }
-    const DeviceBuffer<int32_t> sequence_of(sequence, "sequence_of");
     const DeviceBuffer<KeyRange> windows(ranges, "windows");
+    const auto segment = [&](int64_t begin, int64_t end,
+                             const RecordPages& window) {
+      return LatentSegment{.row_begin = begin,
+                           .n_rows = end - begin,
+                           .window = window,
+                           .window_keys = windows.data() + begin,
+                           .entries = main.of(),
+                           .picks = picks.data() + begin * kTopK,
+                           .n_picks = n_picks.data() + begin,
+                           .picks_stride = kTopK};
+    };
+    const DeviceBuffer<LatentSegment> segments(
+        std::vector<LatentSegment>{segment(0, n_of_all, all.of()),
+                                   segment(n_of_all, kRows, ring.of())},
+        "segments");
     const DeviceBuffer<const uint8_t*> lists(Size(kRows, kKeysMax), "lists");
     const DeviceBuffer<LatentKeys> keys(kRows, "keys");
-    EXPECT_EQ(NameLatentKeysCuda({.n_rows = kRows,
-                                  .sequences = sequences.data(),
-                                  .sequence_of = sequence_of.data(),
-                                  .page_rows = kPageRows,
-                                  .window_bytes = window_.bytes,
-                                  .entry_bytes = main_.bytes,
-                                  .windows = windows.data(),
-                                  .picks = picks.data(),
-                                  .picks_stride = kTopK,
-                                  .n_picks = n_picks.data(),
+    EXPECT_EQ(NameLatentKeysCuda({.segments = segments.data(),
+                                  .n_segments = 2,
+                                  .n_rows_max = kRows,
                                   .lists = lists.data(),
                                   .n_keys_max = kKeysMax,
                                   .keys = keys.data()},

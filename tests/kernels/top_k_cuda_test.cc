@@ -153,27 +153,22 @@ class TopKCudaTest : public CudaTest {
     const DeviceBuffer<float> scores(rows.size(), "scores");
     rows.Upload(scores);
     const DeviceBuffer<int64_t> n_scores(rows.n_scores, "n_scores");
-    const int64_t stride = (rows.stride + block_size - 1) / block_size;
-    const DeviceBuffer<float> best(static_cast<size_t>(rows.n_rows() * stride),
-                                   "best");
-    const DeviceBuffer<int64_t> n_best(rows.n_scores.size(), "n_best");
     const DeviceBuffer<int32_t> blocks(
         std::vector<int32_t>(static_cast<size_t>(rows.n_rows() * n_blocks),
                              kUntouched),
         "blocks");
     const DeviceBuffer<int32_t> n_chosen(rows.n_scores.size(), "n_chosen");
-    EXPECT_EQ(CandidateBlocksCuda({.scores = scores.data(),
-                                   .n_rows = rows.n_rows(),
-                                   .scores_stride = rows.stride,
-                                   .n_scores = n_scores.data(),
-                                   .block_size = block_size,
-                                   .n_blocks = n_blocks,
-                                   .best = best.data(),
-                                   .n_best = n_best.data(),
-                                   .blocks = blocks.data(),
-                                   .n_chosen = n_chosen.data()},
-                                  nullptr),
-              0)
+    const CandidateBlocksParams candidates{.scores = scores.data(),
+                                           .n_rows = rows.n_rows(),
+                                           .scores_stride = rows.stride,
+                                           .n_scores = n_scores.data(),
+                                           .block_size = block_size,
+                                           .n_blocks = n_blocks,
+                                           .blocks = blocks.data(),
+                                           .n_chosen = n_chosen.data()};
+    const DeviceBuffer<uint8_t> scratch(CandidateBlocksScratchBytes(candidates),
+                                        "scratch");
+    EXPECT_EQ(CandidateBlocksCuda(candidates, scratch.data(), nullptr), 0)
         << Reports();
     EXPECT_EQ(KeepBlocksCuda({.scores = scores.data(),
                               .n_rows = rows.n_rows(),
@@ -262,7 +257,9 @@ TEST_F(TopKCudaTest, NoScheduleChangesABlock) {
 
 TEST_F(TopKCudaTest, NoRowsAreNoLaunch) {
   EXPECT_EQ(TopKCuda({.k = 3}, nullptr), 0);
-  EXPECT_EQ(CandidateBlocksCuda({.block_size = 8, .n_blocks = 2}, nullptr), 0);
+  EXPECT_EQ(
+      CandidateBlocksCuda({.block_size = 8, .n_blocks = 2}, nullptr, nullptr),
+      0);
   EXPECT_EQ(KeepBlocksCuda({.block_size = 8}, nullptr), 0);
 }
 

@@ -11,6 +11,7 @@
 #endif
 #include "kernels/ops_cuda.h"
 #include "tests/replay/family_conformance.h"
+#include "tests/replay/small_deepseek_v41.h"
 
 namespace torpor::replay {
 namespace {
@@ -59,6 +60,22 @@ INSTANTIATE_TEST_SUITE_P(
     Gemma3, FamilyConformance,
     ::testing::ValuesIn(OnCuda({OracleCase("w5", "gemma3/w5"),
                                 OracleCase("w5_bf16", "gemma3/w5", "bf16")})),
+    FamilyCaseName);
+FamilyCase SmallV41Case(const std::string& name, const std::string& oracle,
+                        const std::string& compute_dtype) {
+  FamilyCase family_case = V41Case(name, oracle, compute_dtype);
+  family_case.directory = [oracle](const std::string& temp_dir) {
+    return WriteSmallDeepSeekV41(oracle, temp_dir);
+  };
+  return family_case;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    DeepSeekV41, FamilyConformance,
+    ::testing::ValuesIn(OnCuda({SmallV41Case("v41", "plain", "f32"),
+                                SmallV41Case("v41_bf16", "plain", "bf16"),
+                                SmallV41Case("v41_release", "release",
+                                             "native")})),
     FamilyCaseName);
 
 }  // namespace

@@ -29,6 +29,14 @@ FamilyCase OracleCase(const std::string& name, const std::string& directory,
   return family_case;
 }
 
+FamilyCase V41Case(const std::string& name, const std::string& directory,
+                   const std::string& compute_dtype) {
+  FamilyCase family_case = OracleCase(name, "deepseek_v41/" + directory);
+  family_case.options.compute_dtype = compute_dtype;
+  family_case.traits.id_lookback = 3;
+  return family_case;
+}
+
 namespace {
 
 std::vector<FamilyCase> OnIsas(const std::vector<FamilyCase>& cases,

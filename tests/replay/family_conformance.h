@@ -68,6 +68,10 @@ void PrintTo(const FamilyCase& family_case, std::ostream* out);
 FamilyCase OracleCase(const std::string& name, const std::string& directory,
                       const std::string& kv_dtype = "native");
 
+// DeepSeek V4.1's tiny models; layers look at the three ids before a row.
+FamilyCase V41Case(const std::string& name, const std::string& directory,
+                   const std::string& compute_dtype);
+
 // Each case on every CPU path of this machine, or on the fastest, named after
 // it.
 std::vector<FamilyCase> OnEveryIsa(std::vector<FamilyCase> cases);

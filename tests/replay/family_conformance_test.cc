@@ -27,15 +27,6 @@ std::vector<FamilyCase> Gemma3Cases() {
           OracleCase("pattern_f32", "gemma3/pattern", "f32")};
 }
 
-// DeepSeek V4.1's tiny models; layers look at the three ids before a row.
-FamilyCase V41Case(const std::string& name, const std::string& directory,
-                   const std::string& compute_dtype) {
-  FamilyCase family_case = OracleCase(name, "deepseek_v41/" + directory);
-  family_case.options.compute_dtype = compute_dtype;
-  family_case.traits.id_lookback = 3;
-  return family_case;
-}
-
 // On a backend whose memory is closed to the host.
 FamilyCase Guarded(FamilyCase family_case) {
   family_case.name += "_guarded";

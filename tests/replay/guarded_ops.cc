@@ -144,10 +144,7 @@ void GuardedOps::LatentAttention(const PagedLatentAttentionParams& params) {
 }
 
 uint8_t* GuardedOps::NewPage(size_t bytes) {
-  auto* page = static_cast<uint8_t*>(Allocate(bytes));
-  const GuardedArena::Opened opened(&arena_);
-  std::memset(page, 0, bytes);
-  return page;
+  return static_cast<uint8_t*>(Allocate(bytes));
 }
 
 absl::Status GuardedOps::ImportKv(const KvRowBytes& to,

@@ -6,6 +6,7 @@
 #include "service/device.h"
 
 #include "tests/kernels/emulated_ops.h"
+#include "tests/replay/small_deepseek_v41.h"
 #include "tests/service/model_fixture.h"
 
 namespace torpor::service {
@@ -60,6 +61,7 @@ class DeviceReplayTest : public ModelReplayTest {
     v1::RegisterRequest request;
     request.set_name(name);
     request.set_model_dir(directory);
+    request.set_block_size(kToyBlock);
     return Ask(models(), &v1::ModelService::Stub::Register, request);
   }
   void LeaveRoom(uint64_t bytes) {
@@ -68,6 +70,7 @@ class DeviceReplayTest : public ModelReplayTest {
   }
 
   EmulatedDevice device_;
+  const torpor::testing::TempDir model_dir_;
 };
 
 TEST_F(DeviceReplayTest, TheReceiptNamesTheDevice) {
@@ -122,12 +125,23 @@ TEST_F(DeviceReplayTest, AModelThatDoesNotFitRunsOnTheCpu) {
   EXPECT_THAT(state.numerics_id(), StartsWith("cpu/"));
 }
 
-TEST_F(DeviceReplayTest, AFamilyThatTheDeviceLacksRunsOnTheCpu) {
-  ASSERT_OK_AND_ASSIGN(
-      const v1::ModelState state,
-      Register("v41", std::string(TORPOR_ORACLES_DIR) + "/deepseek_v41/plain"));
-  EXPECT_THAT(state.device_reason(), HasSubstr("no ops for records"));
-  EXPECT_THAT(state.numerics_id(), StartsWith("cpu/"));
+TEST_F(DeviceReplayTest, DeepSeekV41RunsThereAndItsReceiptSaysSo) {
+  const std::string directory =
+      replay::WriteSmallDeepSeekV41("plain", model_dir_.path());
+  ASSERT_OK_AND_ASSIGN(const v1::ModelState state, Register("v41", directory));
+  EXPECT_EQ(state.device_reason(), "");
+  EXPECT_THAT(state.numerics_id(), StartsWith("cuda/emulated/deepseek_v41"));
+  ASSERT_OK_AND_ASSIGN(models_["v41"], replay::LoadModel(directory, {}));
+  Engine engine = NewEngine("v41");
+  engine.Start({});
+  engine.Append(Ids("v41", kToyBlock + 3, 1));
+  ASSERT_OK(engine.Sleep(client_.get(), "s", kToyBlock, /*snapshot=*/false));
+  ASSERT_OK_AND_ASSIGN(const WakeReport report,
+                       Wake(&engine, "s", v1::REPLAY_MODE_EXACT));
+  const v1::ResumeReceipt& r = report.receipt;
+  EXPECT_THAT(r.replay_numerics_id(), StartsWith("cuda/emulated/deepseek_v41"));
+  EXPECT_EQ(r.fallback_reason(), "");
+  EXPECT_TRUE(r.exact());
 }
 
 }  // namespace

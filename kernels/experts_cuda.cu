@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wide: GroupByExpertKernel loads
+// Wide: GroupExpertsKernel loads
 // Wide: SumExpertsKernel loads stores
 
 #include <cassert>
+#include <cmath>
 
 #include "kernels/cuda_simt.h"
 #include "kernels/device_block_scan.h"
 #include "kernels/device_float4.h"
 #include "kernels/device_score_order.h"
-#include "kernels/moe_route_cuda.h"
+#include "kernels/experts_cuda.h"
 
 namespace torpor::kernels {
 namespace {
@@ -26,20 +27,17 @@ constexpr int kWarps = kThreads / 32;
 
 // ---- a row's experts -------------------------------------------------------
 
-// Without overflow above, and without loss far below 0, where e^x would round
-// to nothing before its root is taken.
-TORPOR_DEVICE_ONLY float Affinity(float x) {
-  // log(1 + t) is t in f32 here.
-  if (x < -17.0f) return expf(0.5f * x);
-  const float above = x > 0.0f ? x : 0.0f;
-  return sqrtf(above + log1pf(expf(-fabsf(x))));
+// sqrt(log(1 + e^x)) without overflow above and without loss far below 0. A NaN
+// stays one.
+TORPOR_DEVICE_ONLY float Affinity(float logit) {
+  const double x = logit;
+  const double above = x > 0.0 ? x : 0.0;
+  return static_cast<float>(sqrt(above + log1p(exp(-fabs(x)))));
 }
 
-struct RouteShared {
-  float affinities[kRouteExpertsMax];
+struct ChooseShared {
   // Of affinity + bias.
   uint32_t orders[kRouteExpertsMax];
-  int32_t experts[kRouteExpertsMax];
   uint32_t sums[kWarps];
 };
 
@@ -54,42 +52,29 @@ TORPOR_DEVICE_ONLY int RankOf(const uint32_t* orders, int n, int expert) {
   return rank;
 }
 
-// The k best to shared->experts, ascending.
-TORPOR_DEVICE_ONLY void ChooseExperts(int n, int k, RouteShared* shared) {
-  uint32_t chosen = 0;
-  for (int first = 0; first < n; first += kThreads) {
-    const int expert = first + static_cast<int>(threadIdx.x);
-    const bool is_chosen = expert < n && RankOf(shared->orders, n, expert) < k;
-    uint32_t total;
-    const uint32_t before =
-        SumBefore<kThreads>(is_chosen ? 1 : 0, shared->sums, &total);
-    if (is_chosen) shared->experts[chosen + before] = expert;
-    chosen += total;
-  }
-  __syncthreads();
-}
-
 TORPOR_KERNEL(kThreads)
-void RouteKernel(RouteParams p) {
-  TORPOR_SHARED(RouteShared, shared, 1);
-  const int64_t row = blockIdx.x;
+void ChooseExpertsKernel(ChooseExpertsParams p) {
+  TORPOR_SHARED(ChooseShared, shared, 1);
   const auto n = static_cast<int>(p.n_experts);
-  const auto k = static_cast<int>(p.k);
   const auto thread = static_cast<int>(threadIdx.x);
+  float* affinities = p.affinities + int64_t{blockIdx.x} * n;
+  int32_t* experts = p.experts + int64_t{blockIdx.x} * p.k;
   for (int e = thread; e < n; e += kThreads) {
-    const float affinity = Affinity(p.logits[row * n + e] / p.temperature);
-    shared->affinities[e] = affinity;
+    const float affinity = Affinity(affinities[e] / p.temperature);
+    affinities[e] = affinity;
     shared->orders[e] = OrderOf(affinity + p.bias[e]);
   }
   __syncthreads();
-  ChooseExperts(n, k, shared);
-  float sum = 0.0f;
-  for (int j = 0; j < k; ++j) sum += shared->affinities[shared->experts[j]];
-  for (int j = thread; j < k; j += kThreads) {
-    const int32_t expert = shared->experts[j];
-    p.experts[row * k + j] = expert;
-    p.weights[row * k + j] =
-        shared->affinities[expert] / (sum + 1e-20f) * p.scale;
+  uint32_t chosen = 0;
+  for (int first = 0; first < n; first += kThreads) {
+    const int expert = first + thread;
+    const bool is_chosen =
+        expert < n && RankOf(shared->orders, n, expert) < p.k;
+    uint32_t total;
+    const uint32_t before =
+        SumBefore<kThreads>(is_chosen ? 1 : 0, shared->sums, &total);
+    if (is_chosen) experts[chosen + before] = expert;
+    chosen += total;
   }
 }
 
@@ -123,13 +108,23 @@ TORPOR_DEVICE_ONLY uint32_t EntriesBelow(const int32_t* experts, int64_t n,
   return total;
 }
 
+// Of an expert of a row.
+TORPOR_DEVICE_ONLY float WeightOf(const GroupExpertsParams& p, int64_t row,
+                                  int32_t expert) {
+  const int32_t* experts = p.experts + row * p.k;
+  const float* affinities = p.affinities + row * p.n_experts;
+  float sum = 0.0f;
+  for (int64_t j = 0; j < p.k; ++j) sum += affinities[experts[j]];
+  return affinities[expert] / (sum + 1e-20f) * p.scale;
+}
+
 TORPOR_KERNEL(kThreads)
-void GroupByExpertKernel(GroupByExpertParams p) {
+void GroupExpertsKernel(GroupExpertsParams p) {
   TORPOR_SHARED(uint32_t, sums, kWarps);
   const auto expert = static_cast<int32_t>(blockIdx.x);
   const int64_t n = p.n_rows * p.k;
   uint32_t begin = EntriesBelow(p.experts, n, expert, sums);
-  if (threadIdx.x == 0) p.group_begin[expert] = static_cast<int32_t>(begin);
+  if (threadIdx.x == 0) p.first[expert] = static_cast<int32_t>(begin);
   for (int64_t first = 0; first < n; first += 4 * kThreads) {
     const int64_t at = first + 4 * int64_t{threadIdx.x};
     int32_t four[4];
@@ -140,54 +135,55 @@ void GroupByExpertKernel(GroupByExpertParams p) {
     uint32_t entry = begin + SumBefore<kThreads>(own, sums, &total);
     for (int i = 0; i < 4; ++i) {
       if (four[i] != expert) continue;
-      p.entry_row[entry] = static_cast<int32_t>(static_cast<uint32_t>(at + i) /
-                                                static_cast<uint32_t>(p.k));
-      p.entry_weight[entry] = p.weights[at + i];
-      p.places[at + i] = static_cast<int32_t>(entry);
+      const uint32_t row =
+          static_cast<uint32_t>(at + i) / static_cast<uint32_t>(p.k);
+      p.rows[entry] = static_cast<int32_t>(row);
+      p.weights[entry] = WeightOf(p, row, expert);
+      p.entries[at + i] = static_cast<int32_t>(entry);
       ++entry;
     }
     begin += total;
   }
   if (threadIdx.x == 0 && expert == p.n_experts - 1) {
-    p.group_begin[p.n_experts] = static_cast<int32_t>(begin);
+    p.first[p.n_experts] = static_cast<int32_t>(begin);
   }
 }
 
 // ---- what they gave --------------------------------------------------------
 
 TORPOR_KERNEL(kThreads)
-void SumExpertsKernel(SumExpertsCudaParams p) {
+void SumExpertsKernel(SumExpertsParams p) {
   const int64_t row = blockIdx.x;
   const int64_t i = 4 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
   if (i >= p.dim) return;
   const int64_t left = p.dim - i;
   float4 sum = make_float4(0, 0, 0, 0);
   for (int64_t j = 0; j < p.k; ++j) {
-    const int64_t entry = p.places[row * p.k + j];
-    sum = Plus(sum, LoadFloat4(p.of_entry + entry * p.dim + i, left));
+    const int64_t entry = p.entries[row * p.k + j];
+    sum = Plus(sum, LoadFloat4(p.x + entry * p.dim + i, left));
   }
   if (p.shared != nullptr) {
     sum = Plus(sum, LoadFloat4(p.shared + row * p.dim + i, left));
   }
-  StoreFloat4(p.y + row * p.dim + i, sum, left);
+  StoreFloat4(p.out + row * p.dim + i, sum, left);
 }
 
 }  // namespace
 
-int RouteCuda(const RouteParams& p, CudaStream stream) {
+int ChooseExpertsCuda(const ChooseExpertsParams& p, CudaStream stream) {
   assert(p.k >= 1 && p.k <= p.n_experts && p.n_experts <= kRouteExpertsMax);
   if (p.n_rows == 0) return 0;
-  return TORPOR_LAUNCH(RouteKernel, static_cast<unsigned>(p.n_rows), kThreads,
-                       0, stream, p);
-}
-
-int GroupByExpertCuda(const GroupByExpertParams& p, CudaStream stream) {
-  assert(p.k >= 1 && p.n_experts >= 1 && p.n_rows * p.k < int64_t{1} << 31);
-  return TORPOR_LAUNCH(GroupByExpertKernel, static_cast<unsigned>(p.n_experts),
+  return TORPOR_LAUNCH(ChooseExpertsKernel, static_cast<unsigned>(p.n_rows),
                        kThreads, 0, stream, p);
 }
 
-int SumExpertsCuda(const SumExpertsCudaParams& p, CudaStream stream) {
+int GroupExpertsCuda(const GroupExpertsParams& p, CudaStream stream) {
+  assert(p.k >= 1 && p.n_experts >= 1 && p.n_rows * p.k < int64_t{1} << 31);
+  return TORPOR_LAUNCH(GroupExpertsKernel, static_cast<unsigned>(p.n_experts),
+                       kThreads, 0, stream, p);
+}
+
+int SumExpertsCuda(const SumExpertsParams& p, CudaStream stream) {
   if (p.n_rows == 0 || p.dim == 0) return 0;
   const dim3 grid(
       static_cast<unsigned>(p.n_rows),

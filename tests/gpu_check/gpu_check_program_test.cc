@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -56,6 +57,21 @@ TEST(GpuCheckProgramTest, NeedsNothingButGlibc) {
     EXPECT_TRUE(std::regex_match(match[1].str(), kGlibc)) << line;
   }
   EXPECT_GE(n, 3);
+}
+
+// docs/CUDA.md says which glibc is enough.
+TEST(GpuCheckProgramTest, NeedsNoNewerGlibcThanIsSaid) {
+  const Ended dump = Shell("objdump -T " TORPOR_GPU_CHECK);
+  ASSERT_EQ(dump.status, 0) << dump.output;
+  static const std::regex kVersion("GLIBC_2\\.([0-9]+)");
+  int newest = 0;
+  for (std::sregex_iterator it(dump.output.begin(), dump.output.end(),
+                               kVersion);
+       it != std::sregex_iterator(); ++it) {
+    newest = std::max(newest, std::stoi((*it)[1]));
+  }
+  EXPECT_GT(newest, 0);
+  EXPECT_LE(newest, 35);
 }
 
 TEST(GpuCheckProgramTest, HasTheTestsOfEveryStage) {

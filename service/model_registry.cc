@@ -138,10 +138,7 @@ absl::Status ModelRegistry::LoadForward(const v1::RegisterRequest& request,
       out->on_device = true;
       return absl::OkStatus();
     }
-    if (!absl::IsResourceExhausted(model.status()) &&
-        !absl::IsUnimplemented(model.status())) {
-      return model.status();
-    }
+    if (!absl::IsResourceExhausted(model.status())) return model.status();
     out->device_reason = std::string(model.status().message());
   }
   TORPOR_ASSIGN_OR_RETURN(out->model, load_cpu());

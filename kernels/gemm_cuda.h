@@ -82,6 +82,7 @@ struct PackMatrixParams {
   // matrix.data, to be written.
   void* packed = nullptr;
 };
+// Floor: the source read once, the columns written once.
 int PackMatrixCuda(const PackMatrixParams& params, CudaStream stream);
 
 enum class GemmPath : uint8_t {

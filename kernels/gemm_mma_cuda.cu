@@ -4,12 +4,12 @@
 // with f32 sums. Tiles of 64 x 64, four warps of 32 x 32 each; one shape for
 // every number of rows, so that a row's order of k never changes.
 //
-// The instruction itself has never yet run: the emulator computes what PTX says
-// of it, in ascending order of k, and no figure of a device is known.
+// No figure of a device is known.
 //
 // Wide: GemmMmaKernel loads
 
 #include "kernels/gemm_tile_cuda.h"
+#include "kernels/mma_cuda.h"
 
 namespace torpor::kernels {
 namespace {
@@ -71,39 +71,6 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE uint32_t PairAt(const Bf16* tile, int row,
   return *reinterpret_cast<const uint32_t*>(tile + row * kMmaStride + k);
 }
 
-// c += a b: 16 rows x 16 k, 16 k x 8 columns, laid over the warp as PTX says
-// (m16n8k16): with g = lane / 4 and t = lane % 4, registers hold pairs of
-//   a: rows g, g + 8, g, g + 8 of k 2t, 2t, 2t + 8, 2t + 8
-//   b: column g of k 2t, 2t + 8
-//   c: row g of columns 2t, 2t + 1, then row g + 8 of them
-#ifdef __CUDACC__
-TORPOR_DEVICE_ONLY TORPOR_INLINE void Mma(const uint32_t (&a)[4], uint32_t b0,
-                                          uint32_t b1, float (&c)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#else
-void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int pair = 0; pair < 8; ++pair) {
-    // The pair's owner among four neighbours, and which of its registers.
-    const int t = pair % 4;
-    const int late = pair / 4;
-    for (int e = 0; e < 4; ++e) {
-      const uint32_t as =
-          __shfl_sync(device::kAllLanes, a[2 * late + e / 2], lane / 4 * 4 + t);
-      const uint32_t bs = __shfl_sync(device::kAllLanes, late == 0 ? b0 : b1,
-                                      (lane % 4 * 2 + e % 2) * 4 + t);
-      c[e] = fmaf(device::LowBf16(as), device::LowBf16(bs), c[e]);
-      c[e] = fmaf(device::HighBf16(as), device::HighBf16(bs), c[e]);
-    }
-  }
-}
-#endif
-
 // A warp's 32 x 32 of the tile, 16 of k from `k` on.
 TORPOR_DEVICE_ONLY TORPOR_INLINE void MultiplyMma(const Bf16* a, const Bf16* b,
                                                   int k, float (&c)[2][4][4]) {
@@ -125,7 +92,7 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE void MultiplyMma(const Bf16* a, const Bf16* b,
     const uint32_t b0 = PairAt(b, at, pair);
     const uint32_t b1 = PairAt(b, at, pair + 8);
     TORPOR_UNROLL
-    for (int i = 0; i < 2; ++i) Mma(as[i], b0, b1, c[i][j]);
+    for (int i = 0; i < 2; ++i) device::Mma(as[i], b0, b1, c[i][j]);
   }
 }
 

@@ -3,6 +3,7 @@
 // kernels/row_moves.h on a device: embeddings, and rows that go to places of
 // their own. Every pointer is a device pointer, those in lists too. Launchers
 // return 0 or CUDA's error number and never synchronise.
+// Floor: each named row read once, each result written once.
 
 #ifndef TORPOR_KERNELS_ROWS_CUDA_H_
 #define TORPOR_KERNELS_ROWS_CUDA_H_

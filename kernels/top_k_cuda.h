@@ -6,6 +6,8 @@
 // bits of their order, which gives the k-th score, and a fourth writes the ids:
 // four reads of the scores, of which three find them in the second-level cache.
 // Blocks: a thread has a block of scores.
+// Floor: the scores read once, ids written; keeping blocks writes the scores
+// outside once.
 
 #ifndef TORPOR_KERNELS_TOP_K_CUDA_H_
 #define TORPOR_KERNELS_TOP_K_CUDA_H_

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda_emulation/stream.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -19,6 +20,7 @@
 struct CUevent_st {
   uint64_t recorded = 0;
   uint64_t reached = 0;
+  std::chrono::steady_clock::time_point reached_at;
   CUstream_st* stream = nullptr;
 };
 
@@ -88,7 +90,10 @@ class Device {
   }
   void Do(const CUstream_st::Task& task) {
     if (task.awaits != nullptr) WaitFor(*task.awaits, task.count);
-    if (task.reaches != nullptr) task.reaches->reached = task.count;
+    if (task.reaches != nullptr) {
+      task.reaches->reached = task.count;
+      task.reaches->reached_at = std::chrono::steady_clock::now();
+    }
     if (task.work && status() == 0) error = task.work();
   }
 };
@@ -283,8 +288,30 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return Status();
 }
 
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin,
+                                 cudaEvent_t end) {
+  const auto lock = Lock();
+  *ms = std::chrono::duration<float, std::milli>(end->reached_at -
+                                                 begin->reached_at)
+            .count();
+  return Status();
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes,
+                            cudaStream_t stream) {
+  return static_cast<cudaError_t>(
+      torpor::kernels::emulation::Submit(stream, [to, value, bytes] {
+        const std::vector<uint8_t> from(bytes, static_cast<uint8_t>(value));
+        DeviceMemory::Get().Upload(to, from.data(), bytes);
+        return 0;
+      }));
+}
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {
+  if (kind == cudaMemcpyDeviceToDevice) {
+    return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+  }
   const bool up = kind == cudaMemcpyHostToDevice;
   if (!up && kind != cudaMemcpyDeviceToHost) return cudaErrorInvalidValue;
   return static_cast<cudaError_t>(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of activation.h on the emulator against their references.
+// The CUDA kernels of activation.h against their references.
 
 #include "kernels/activation_cuda.h"
 

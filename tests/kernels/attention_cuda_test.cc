@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of attention.h on the emulator: against the reference, and a
+// The CUDA kernels of attention.h: against the reference, and a
 // row's bits against those it has in any other company.
 
 #include "kernels/attention_cuda.h"

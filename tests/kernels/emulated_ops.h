@@ -20,8 +20,8 @@ namespace torpor::kernels {
 // the emulator may have found no fault.
 class EmulatedDevice {
  public:
-  explicit EmulatedDevice(const emulation::DeviceControl::Options& options = {})
-      : control_(options) {}
+  using Options = emulation::DeviceControl::Options;
+  explicit EmulatedDevice(const Options& options = {}) : control_(options) {}
   ~EmulatedDevice() {
     EXPECT_EQ(Reports(), "");
     EXPECT_EQ(control_.bytes_allocated(), 0u);

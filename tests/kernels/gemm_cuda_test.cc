@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of gemm.h on the emulator: against the reference, and a
+// The CUDA kernels of gemm.h: against the reference, and a
 // row's bits against those it has in any other company.
 
 #include "kernels/gemm_cuda.h"
@@ -290,7 +290,7 @@ TEST_F(GemmCudaTest, GroupsEqualEachProductAlone) {
   }
 }
 
-// The instruction is the emulator's, its operands' places are the kernel's.
+// Operands' places are the kernel's; the emulator's instruction is its own.
 TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
   constexpr Types kBf16s{DType::kBf16, DType::kBf16};
   for (const auto& [n, k] :

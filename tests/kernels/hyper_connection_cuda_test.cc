@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of hyper_connection.h on the emulator against its reference.
+// The CUDA kernels of hyper_connection.h against its reference.
 
 #include "kernels/hyper_connection_cuda.h"
 

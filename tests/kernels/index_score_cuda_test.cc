@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernel of index_score.h on the emulator against its reference.
+// The CUDA kernel of index_score.h against its reference.
 
 #include "kernels/index_score_cuda.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of K and V through device pages on the emulator.
+// Rows of K and V through device pages.
 
 #include "kernels/kv_rows_cuda.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA backend as a whole, on the emulator: memory that runs out, a device
-// that is lost, copies that must not overtake each other.
+// The CUDA backend as a whole: copies that must not overtake each other, and on
+// the emulator memory that runs out and a device that is lost.
 
 #include "kernels/ops_cuda.h"
 
@@ -12,7 +12,7 @@
 
 #include "kernels/cpu_ops.h"
 #include "kernels/latent_attention_cuda.h"
-#include "tests/kernels/emulated_ops.h"
+#include "tests/kernels/cuda_ops_testing.h"
 #include "tests/testing/status_matchers.h"
 
 namespace torpor::kernels {
@@ -49,13 +49,13 @@ std::vector<float> NormAndDouble(Ops* ops, std::span<const float> x, int n) {
 class OpsCudaTest : public ::testing::TestWithParam<bool> {
  protected:
   testing::Random random_;
-  EmulatedDevice device_{{.late = GetParam()}};
+  TestDevice device_{{.late = GetParam()}};
 };
 
 TEST_P(OpsCudaTest, UploadsOutrunNothing) {
   // Far more than the pinned memory holds, from one buffer that changes right
   // after each call: a piece that is filled again too early would show.
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   std::vector<std::vector<float>> values;
   std::vector<Buffer<float>> there;
   std::vector<float> reused(3001);
@@ -72,7 +72,7 @@ TEST_P(OpsCudaTest, UploadsOutrunNothing) {
 }
 
 TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   CpuOps cpu(Isa::kPortable, 1);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const int64_t n = 70;
@@ -98,7 +98,7 @@ TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
 }
 
 TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
   std::vector<uint8_t*> pages;
   for (int i = 0; i < 3; ++i) pages.push_back(ops->NewPage(shape));
@@ -129,7 +129,7 @@ TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {
 
 // More than stand on the device between stored form and pages at a time.
 TEST_P(OpsCudaTest, RowsThatTravelInPiecesComeBack) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 64, 256};
   const int64_t n_rows = 70;
   const auto row_bytes = static_cast<int64_t>(shape.row_bytes());
@@ -160,7 +160,7 @@ TEST_P(OpsCudaTest, RowsThatTravelInPiecesComeBack) {
 }
 
 TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KvShape shape{DType::kF32, 1, 16};
   uint8_t* page = ops->NewPage(shape);
   const auto k = RandomFloats(random_, 16);
@@ -181,35 +181,8 @@ TEST_P(OpsCudaTest, AnExportWaitsForTheRowsThatAreComputed) {
   EXPECT_TRUE(ops->Finish().ok());
 }
 
-TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
-  const auto ops = EmulatedDevice::NewOps();
-  const auto x = RandomFloats(random_, 512);
-  const std::vector<float> wanted = NormAndDouble(ops.get(), x, 2);
-  ASSERT_TRUE(ops->Finish().ok());
-  device_.control().SetMemoryBytes(device_.control().bytes_allocated() + 3000);
-  NormAndDouble(ops.get(), x, 2);
-  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
-                                       "2048 bytes of device memory"));
-  device_.control().SetMemoryBytes(UINT64_MAX);
-  EXPECT_EQ(NormAndDouble(ops.get(), x, 2), wanted);
-  EXPECT_TRUE(ops->Finish().ok());
-}
-
-TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
-  const auto ops = EmulatedDevice::NewOps();
-  const KvShape shape{DType::kF32, 1, 16};
-  device_.control().SetMemoryBytes(0);
-  uint8_t* page = ops->NewPage(shape);
-  EXPECT_EQ(page, nullptr);
-  const std::vector<uint8_t> row(64);
-  EXPECT_THAT(ops->ImportKv({shape, &page, 1, 0, 1, true}, row),
-              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
-  EXPECT_THAT(ops->Finish(),
-              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
-}
-
 TEST_P(OpsCudaTest, AnExportOfRecordsWaitsForTheRowsThatAreComputed) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   uint8_t* page = ops->NewPage(2 * 64);
   const RecordPages of{&page, 1, 2, 0, 64};
   const auto x = RandomFloats(random_, 16);
@@ -228,23 +201,9 @@ TEST_P(OpsCudaTest, AnExportOfRecordsWaitsForTheRowsThatAreComputed) {
   EXPECT_TRUE(ops->Finish().ok());
 }
 
-TEST_P(OpsCudaTest, APageOfRecordsWithoutRoomFailsTheImport) {
-  const auto ops = EmulatedDevice::NewOps();
-  device_.control().SetMemoryBytes(0);
-  uint8_t* page = ops->NewPage(64);
-  EXPECT_EQ(page, nullptr);
-  // The page's error has been told: the import's is its own.
-  EXPECT_THAT(ops->Finish(),
-              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
-  const std::vector<uint8_t> row(64);
-  EXPECT_THAT(ops->ImportRecords({{&page, 1, 1, 0, 64}, 0, 1}, row),
-              HasStatus(absl::StatusCode::kResourceExhausted,
-                        "a page of the sequence"));
-}
-
 // More keys or experts than the shared memory of a multiprocessor holds.
 TEST_P(OpsCudaTest, ShapesBeyondSharedMemoryAreRefused) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const KeyRange window{0, kLatentKeysMax + 1};
   const LatentSegment segment{.n_rows = 1, .window_keys = &window};
   ops->LatentAttention({.attention = {.n_rows = 1, .head_dim = 64},
@@ -257,8 +216,50 @@ TEST_P(OpsCudaTest, ShapesBeyondSharedMemoryAreRefused) {
                                        "got 1025 experts"));
 }
 
+#ifdef TORPOR_CUDA_EMULATED
+TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
+  const auto ops = TestDevice::NewOps();
+  const auto x = RandomFloats(random_, 512);
+  const std::vector<float> wanted = NormAndDouble(ops.get(), x, 2);
+  ASSERT_TRUE(ops->Finish().ok());
+  device_.control().SetMemoryBytes(device_.control().bytes_allocated() + 3000);
+  NormAndDouble(ops.get(), x, 2);
+  EXPECT_THAT(ops->Finish(), HasStatus(absl::StatusCode::kResourceExhausted,
+                                       "2048 bytes of device memory"));
+  device_.control().SetMemoryBytes(UINT64_MAX);
+  EXPECT_EQ(NormAndDouble(ops.get(), x, 2), wanted);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
+TEST_P(OpsCudaTest, APageWithoutRoomFailsTheImport) {
+  const auto ops = TestDevice::NewOps();
+  const KvShape shape{DType::kF32, 1, 16};
+  device_.control().SetMemoryBytes(0);
+  uint8_t* page = ops->NewPage(shape);
+  EXPECT_EQ(page, nullptr);
+  const std::vector<uint8_t> row(64);
+  EXPECT_THAT(ops->ImportKv({shape, &page, 1, 0, 1, true}, row),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+}
+
+TEST_P(OpsCudaTest, APageOfRecordsWithoutRoomFailsTheImport) {
+  const auto ops = TestDevice::NewOps();
+  device_.control().SetMemoryBytes(0);
+  uint8_t* page = ops->NewPage(64);
+  EXPECT_EQ(page, nullptr);
+  // The page's error has been told: the import's is its own.
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted, "no room"));
+  const std::vector<uint8_t> row(64);
+  EXPECT_THAT(ops->ImportRecords({{&page, 1, 1, 0, 64}, 0, 1}, row),
+              HasStatus(absl::StatusCode::kResourceExhausted,
+                        "a page of the sequence"));
+}
+
 TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
-  const auto ops = EmulatedDevice::NewOps();
+  const auto ops = TestDevice::NewOps();
   const auto x = RandomFloats(random_, 512);
   device_.control().LoseDevice();
   NormAndDouble(ops.get(), x, 2);
@@ -268,16 +269,21 @@ TEST_P(OpsCudaTest, ALostDeviceStaysLost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::Bool(),
+constexpr bool kStreams[] = {false, true};
+#else
+constexpr bool kStreams[] = {false};
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::ValuesIn(kStreams),
                          [](const auto& info) {
                            return info.param ? "late" : "at_once";
                          });
 
 TEST(MakeCudaOpsTest, ADeviceThatIsNotThereIsRefused) {
-  const EmulatedDevice device;
-  const auto ops = MakeCudaOps({.device = 3});
-  EXPECT_THAT(ops.status(),
-              HasStatus(absl::StatusCode::kUnavailable, "device"));
+  const TestDevice device;
+  const auto ops = MakeCudaOps({.device = 1000});
+  EXPECT_THAT(ops.status(), HasStatus(absl::StatusCode::kUnavailable,
+                                      "device"));
 }
 
 }  // namespace

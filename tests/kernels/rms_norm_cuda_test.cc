@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernel of rms_norm.h on the emulator against its reference.
+// The CUDA kernel of rms_norm.h against its reference.
 
 #include "kernels/rms_norm_cuda.h"
 

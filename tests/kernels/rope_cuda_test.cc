@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of rope.h on the emulator against their references, and
+// The CUDA kernels of rope.h against their references, and
 // against the bits of the CPU path.
 
 #include "kernels/rope_cuda.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hashes of rows on the emulator against base/hash.h.
+// Hashes of rows against base/hash.h.
 
 #include "kernels/row_hash_cuda.h"
 

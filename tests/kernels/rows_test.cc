@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "kernels/cpu_ops.h"
-#include "tests/kernels/emulated_ops.h"
+#include "tests/kernels/cuda_ops_testing.h"
 #include "tests/kernels/kernel_testing.h"
 
 namespace torpor::kernels {
@@ -93,7 +93,7 @@ class RowsTest : public ::testing::TestWithParam<RowsCase> {
   [[nodiscard]] DType dtype() const { return GetParam().dtype; }
 
   testing::Random random_;
-  std::optional<EmulatedDevice> device_;
+  std::optional<TestDevice> device_;
   std::unique_ptr<Ops> own_ops_ = MakeOps();
   Ops& ops_ = *own_ops_;
 
@@ -101,9 +101,8 @@ class RowsTest : public ::testing::TestWithParam<RowsCase> {
   std::unique_ptr<Ops> MakeOps() {
     const std::string_view backend = GetParam().backend;
     if (backend == "cpu") return std::make_unique<CpuOps>(Isa::kPortable, 2);
-    device_.emplace(
-        emulation::DeviceControl::Options{.late = backend == "cuda_late"});
-    return EmulatedDevice::NewOps();
+    device_.emplace(TestDevice::Options{.late = backend == "cuda_late"});
+    return TestDevice::NewOps();
   }
 };
 
@@ -324,13 +323,19 @@ TEST(RecordRowsTest, EveryCpuPathEncodesRowsToTheirPlaces) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RowsTest,
-                         ::testing::Values(RowsCase{"cpu", DType::kF32},
-                                           RowsCase{"cpu", DType::kBf16},
-                                           RowsCase{"cuda", DType::kF32},
-                                           RowsCase{"cuda", DType::kBf16},
-                                           RowsCase{"cuda_late", DType::kF32},
-                                           RowsCase{"cuda_late", DType::kBf16}),
+std::vector<RowsCase> RowsCases() {
+  std::vector<RowsCase> cases;
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    cases.push_back({"cpu", dtype});
+    cases.push_back({"cuda", dtype});
+#ifdef TORPOR_CUDA_EMULATED
+    cases.push_back({"cuda_late", dtype});
+#endif
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::ValuesIn(RowsCases()),
                          [](const ::testing::TestParamInfo<RowsCase>& info) {
                            return std::string(info.param.backend) +
                                   (info.param.dtype == DType::kF32 ? "_f32"

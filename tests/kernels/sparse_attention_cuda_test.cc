@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeepSeek V4.1's sparse attention from f32 rows to outputs on the emulator:
+// DeepSeek V4.1's sparse attention from f32 rows to outputs:
 // encode, put into pages, score, choose blocks and picks, name keys, attend.
 // Each kernel takes what the one before it left on the device; the references
 // do the same on the host.

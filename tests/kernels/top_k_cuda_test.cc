@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of top_k_cuda.h on the emulator: the very picks of
+// The CUDA kernels of top_k_cuda.h: the very picks of
 // tests/kernels/choices.h.
 
 #include "kernels/top_k_cuda.h"

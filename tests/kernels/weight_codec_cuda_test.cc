@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of weight_codec.h on the emulator: the reference's bits.
+// The CUDA kernels of weight_codec.h: the reference's bits.
 
 #include "kernels/weight_codec_cuda.h"
 
@@ -41,7 +41,7 @@ constexpr Case kCases[] = {{WeightFormat::kFp8, 32, 32, 70, 96, 0},
                            {WeightFormat::kFp4, 1, 32, 3, 16, 1},
                            {WeightFormat::kFp4, 2, 64, 5, 1040, 8}};
 
-// Weights of noise, decoded on the emulator and by the reference.
+// Weights of noise, decoded on the device and by the reference.
 class Weights {
  public:
   Weights(const Case& c, std::vector<uint8_t> codes,

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The families on the CUDA backend, under the emulator, whose streams run as
-// late as they may: all that family_conformance_*.cc asks, among it that an
-// exact wake == a session that never slept, rows beside others == rows alone,
-// and that nothing reads what was not written.
+// The families on the CUDA backend: all that family_conformance_*.cc asks,
+// among it that an exact wake == a session that never slept, and rows beside
+// others == rows alone. On a GPU, or under the emulator, whose streams run as
+// late as they may, and where nothing may read what was not written.
 
+#ifdef TORPOR_CUDA_EMULATED
 #include "kernels/cuda_emulation/emulation.h"
 #include "kernels/cuda_emulation/stream.h"
+#endif
 #include "kernels/ops_cuda.h"
 #include "tests/replay/family_conformance.h"
 #include "tests/replay/small_deepseek_v41.h"
@@ -14,6 +16,7 @@
 namespace torpor::replay {
 namespace {
 
+#ifdef TORPOR_CUDA_EMULATED
 // One emulated device for the program; a test fails when it finds a fault.
 class Device : public ::testing::EmptyTestEventListener {
   void OnTestEnd(const ::testing::TestInfo&) override {
@@ -28,16 +31,21 @@ const bool kBegun = [] {
   ::testing::UnitTest::GetInstance()->listeners().Append(new Device);
   return true;
 }();
+// So that it sees who uses freed memory after all.
+constexpr bool kKeepMemory = false;
+#else
+constexpr bool kKeepMemory = true;
+#endif
 
-std::vector<FamilyCase> OnEmulatedCuda(std::vector<FamilyCase> cases) {
+std::vector<FamilyCase> OnCuda(std::vector<FamilyCase> cases) {
   for (FamilyCase& family_case : cases) {
     family_case.name += "_cuda";
     family_case.load = [](const std::string& directory,
                           const ModelOptions& options)
         -> absl::StatusOr<std::unique_ptr<Model>> {
       ModelOptions on_device = options;
-      auto ops = kernels::MakeCudaOps({.name = "cuda/emulated",
-                                       .keep_memory = false,
+      auto ops = kernels::MakeCudaOps({.name = "cuda/test",
+                                       .keep_memory = kKeepMemory,
                                        .staging_bytes = 1 << 16,
                                        .staging_pieces = 2});
       if (!ops.ok()) return ops.status();
@@ -48,16 +56,16 @@ std::vector<FamilyCase> OnEmulatedCuda(std::vector<FamilyCase> cases) {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Gemma3, FamilyConformance,
-                         ::testing::ValuesIn(OnEmulatedCuda(
-                             {OracleCase("w5", "gemma3/w5"),
-                              OracleCase("w5_bf16", "gemma3/w5", "bf16")})),
-                         FamilyCaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Gemma3, FamilyConformance,
+    ::testing::ValuesIn(OnCuda({OracleCase("w5", "gemma3/w5"),
+                                OracleCase("w5_bf16", "gemma3/w5", "bf16")})),
+    FamilyCaseName);
 INSTANTIATE_TEST_SUITE_P(
     GptOss, FamilyConformance,
-    ::testing::ValuesIn(OnEmulatedCuda({OracleCase("yarn", "gpt_oss/yarn"),
-                                        OracleCase("mxfp4_bf16",
-                                                   "gpt_oss/mxfp4", "bf16")})),
+    ::testing::ValuesIn(OnCuda({OracleCase("yarn", "gpt_oss/yarn"),
+                                OracleCase("mxfp4_bf16", "gpt_oss/mxfp4",
+                                           "bf16")})),
     FamilyCaseName);
 
 FamilyCase SmallV41Case(const std::string& name, const std::string& oracle,
@@ -71,10 +79,10 @@ FamilyCase SmallV41Case(const std::string& name, const std::string& oracle,
 
 INSTANTIATE_TEST_SUITE_P(
     DeepSeekV41, FamilyConformance,
-    ::testing::ValuesIn(
-        OnEmulatedCuda({SmallV41Case("v41", "plain", "f32"),
-                        SmallV41Case("v41_bf16", "plain", "bf16"),
-                        SmallV41Case("v41_release", "release", "native")})),
+    ::testing::ValuesIn(OnCuda({SmallV41Case("v41", "plain", "f32"),
+                                SmallV41Case("v41_bf16", "plain", "bf16"),
+                                SmallV41Case("v41_release", "release",
+                                             "native")})),
     FamilyCaseName);
 
 }  // namespace

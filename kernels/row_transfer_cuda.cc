@@ -13,7 +13,7 @@ namespace {
 // Bytes of rows that stand on the device between stored form and pages.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
-// Rows of a range whose pages the device knows, from the piece's on.
+// Rows [row, row + n) of `range`; the device has the list of pages at `pages`.
 RecordRange OnDevice(RecordRange range, uint8_t* const* pages, int64_t row,
                      int64_t n) {
   range.of.pages = pages;

@@ -59,7 +59,7 @@ int LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block,
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return static_cast<int>(error);
+    if (error != cudaSuccess) return static_cast<int>(cudaGetLastError());
   }
   kernel<<<grid, block, shared_bytes, stream>>>(
       static_cast<Params>(static_cast<Args&&>(args))...);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "kernels/cuda_errors.h"
 
 namespace torpor::kernels {
 namespace {
@@ -20,9 +22,13 @@ size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 absl::Status CudaStatus(int error, const char* what) {
   if (error == 0) return absl::OkStatus();
-  return absl::UnavailableError(
+  const std::string message =
       absl::StrFormat("CUDA: %s: %s", what,
-                      cudaGetErrorString(static_cast<cudaError_t>(error))));
+                      cudaGetErrorString(static_cast<cudaError_t>(error)));
+  if (error == kCudaInvalidValue || error == kCudaInvalidConfiguration) {
+    return absl::ResourceExhaustedError(message);
+  }
+  return absl::UnavailableError(message);
 }
 
 // ---- DeviceHeap ----------------------------------------------------------

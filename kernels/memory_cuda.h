@@ -17,7 +17,8 @@
 
 namespace torpor::kernels {
 
-// kUnavailable with the runtime's text; OK for 0.
+// OK for 0; kResourceExhausted for a launch of more than there can be, which
+// harms no later one; else kUnavailable. With the runtime's text.
 absl::Status CudaStatus(int error, const char* what);
 
 // Blocks of device memory, kept when they are freed: cudaMalloc waits for the

@@ -216,6 +216,18 @@ TEST_P(OpsCudaTest, ShapesBeyondSharedMemoryAreRefused) {
                                        "got 1025 experts"));
 }
 
+TEST_P(OpsCudaTest, ALaunchThatIsRefusedIsNoLostDevice) {
+  const auto ops = TestDevice::NewOps();
+  const auto x = RandomFloats(random_, 512);
+  const std::vector<float> wanted = NormAndDouble(ops.get(), x, 2);
+  ASSERT_TRUE(ops->Finish().ok());
+  ops->RmsNorm({.n_rows = 1, .dim = 4, .sink = static_cast<RowSink>(9)});
+  EXPECT_THAT(ops->Finish(),
+              HasStatus(absl::StatusCode::kResourceExhausted, "norm"));
+  EXPECT_EQ(NormAndDouble(ops.get(), x, 2), wanted);
+  EXPECT_TRUE(ops->Finish().ok());
+}
+
 #ifdef TORPOR_CUDA_EMULATED
 TEST_P(OpsCudaTest, NoRoomIsToldOnceAndThenForgotten) {
   const auto ops = TestDevice::NewOps();
@@ -282,8 +294,8 @@ INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::ValuesIn(kStreams),
 TEST(MakeCudaOpsTest, ADeviceThatIsNotThereIsRefused) {
   const TestDevice device;
   const auto ops = MakeCudaOps({.device = 1000});
-  EXPECT_THAT(ops.status(), HasStatus(absl::StatusCode::kUnavailable,
-                                      "device"));
+  EXPECT_THAT(ops.status(),
+              HasStatus(absl::StatusCode::kUnavailable, "device"));
 }
 
 }  // namespace

@@ -328,13 +328,19 @@ TEST_P(LatentAttentionTest, KeysInPagesAreThoseOfTheirLists) {
       keys.push_back({.n_window = range.end - range.begin,
                       .n_entries = n_picks.back().back()});
     }
-    segments.push_back(
-        {.row_begin = n_rows,
-         .n_rows = n,
-         .window = {window_pages.pages.data(), kPageRows, kRing, window_bytes},
-         .window_keys = of.windows.data(),
-         .entries = {entry_pages.pages.data(), kPageRows, 0, entry_bytes},
-         .picks_stride = kStride});
+    segments.push_back({.row_begin = n_rows,
+                        .n_rows = n,
+                        .window = {.pages = window_pages.pages.data(),
+                                   .n_pages = 3,
+                                   .page_rows = kPageRows,
+                                   .ring_rows = kRing,
+                                   .row_bytes = window_bytes},
+                        .window_keys = of.windows.data(),
+                        .entries = {.pages = entry_pages.pages.data(),
+                                    .n_pages = 3,
+                                    .page_rows = kPageRows,
+                                    .row_bytes = entry_bytes},
+                        .picks_stride = kStride});
     n_rows += n;
   }
   for (size_t i = 0; i < segments.size(); ++i) {

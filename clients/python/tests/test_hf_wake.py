@@ -75,16 +75,13 @@ def test_each_mode_in_a_new_process(
 ) -> None:
     ids = sleeps(daemon, family, tmp_path)
     model = daemon.connect().models.describe(family)
-    replays = [w for w in REPLAYS if w[2] in model.executors]
-    if len(replays) < len(REPLAYS):
-        assert "plan-only" in model.daemon_executor_reason
-        print(f"{family} without the daemon's replay: {model.daemon_executor_reason}")
-    kept, *found = wake(daemon, family, tmp_path, [SNAPSHOT, *replays])
+    assert "daemon" in model.executors, model.daemon_executor_reason
+    kept, *found = wake(daemon, family, tmp_path, [SNAPSHOT, *REPLAYS])
     assert kept["ids"] == ids and kept["ran"] == [0] * tiny.N_LAYERS
     assert kept["verdict"] == "EXACT" and kept["all_bits"]
     assert kept["window_error"] == 0 and kept["margins"] == []
     bounded = []
-    for (_, mode, executor), got in zip(replays, found):
+    for (_, mode, executor), got in zip(REPLAYS, found):
         here = executor == "engine"
         assert got["ids"] == ids
         assert got["verdict"] == "MEASURED"

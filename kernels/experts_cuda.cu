@@ -98,7 +98,8 @@ void ChooseSoftmaxExpertsKernel(ChooseSoftmaxExpertsParams p) {
   ListChosen(shared, n, p.k, p.experts + int64_t{blockIdx.x} * p.k);
   // Every thread has read every logit by now.
   for (int e = thread; e < n; e += kThreads) {
-    affinities[e] = expf(affinities[e] - highest);
+    affinities[e] = static_cast<float>(
+        exp(static_cast<double>(affinities[e]) - static_cast<double>(highest)));
   }
 }
 

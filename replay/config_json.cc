@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <sstream>
 
@@ -142,6 +143,17 @@ double ConfigReader::Number(const char* key, double fallback) {
     return fallback;
   }
   return value.get<double>();
+}
+
+double ConfigReader::Positive(const char* key, double fallback) {
+  using F32 = std::numeric_limits<float>;
+  const double value = Number(key, fallback);
+  if (!(value >= F32::min() && value <= F32::max())) {
+    Fail(absl::InvalidArgumentError(absl::StrFormat(
+        "config key '%s': got %g, wanted a number above 0 that f32 can hold",
+        key, value)));
+  }
+  return value;
 }
 
 bool ConfigReader::Bool(const char* key, bool fallback) {

@@ -56,6 +56,8 @@ class ConfigReader {
   // The key's value, or the default when absent or null.
   int64_t Int(const char* key, int64_t fallback, int64_t least, int64_t most);
   double Number(const char* key, double fallback);
+  // Above 0, and still so in f32.
+  double Positive(const char* key, double fallback);
   bool Bool(const char* key, bool fallback);
   std::string String(const char* key, std::string_view fallback);
 

@@ -37,6 +37,13 @@ absl::StatusOr<kernels::PackedMatrix> WeightReader::Matrix(
   return ops_.Place(std::move(matrix));
 }
 
+absl::StatusOr<kernels::DType> EmbeddingDType(
+    const ModelTensors& tensors, std::span<const char* const> prefixes) {
+  TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
+                          FindPrefix(tensors, prefixes, kEmbedding));
+  return DTypeOf(tensors, prefix + kEmbedding);
+}
+
 absl::StatusOr<OuterWeights> LoadOuterWeights(int64_t vocab_size,
                                               int64_t hidden_size, bool tied,
                                               WeightReader* reader) {
@@ -44,7 +51,7 @@ absl::StatusOr<OuterWeights> LoadOuterWeights(int64_t vocab_size,
   w.dtype = reader->dtype();
   TORPOR_ASSIGN_OR_RETURN(
       const TensorView embedding,
-      reader->tensors().Get("embed_tokens.weight", {vocab_size, hidden_size}));
+      reader->tensors().Get(kEmbedding, {vocab_size, hidden_size}));
   w.embedding = reader->ops()->Place(embedding.bytes);
   w.embedding_dtype = embedding.dtype == "BF16" ? DType::kBf16 : DType::kF32;
   TORPOR_ASSIGN_OR_RETURN(w.final_norm,

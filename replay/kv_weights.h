@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,12 @@ struct OuterWeights {
   // [vocab, hidden]
   kernels::PackedMatrix head;
 };
+
+inline constexpr char kEmbedding[] = "embed_tokens.weight";
+
+// Of the embedding under the first of `prefixes` that has one; kNotFound.
+absl::StatusOr<kernels::DType> EmbeddingDType(
+    const ModelTensors& tensors, std::span<const char* const> prefixes);
 
 // embed_tokens, norm and lm_head, which is embed_tokens where they are tied.
 absl::StatusOr<OuterWeights> LoadOuterWeights(int64_t vocab_size,

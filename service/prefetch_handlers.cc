@@ -119,7 +119,8 @@ grpc::ServerUnaryReactor* SessionServiceImpl::Prefetch(
           // What changed the session before this was known cancelled nothing.
           const store::SessionInfo& info = lease->stored().info();
           const auto now = backend_.store().Describe(info.key);
-          if (!now.ok() || now->version != info.version) {
+          if (!now.ok() || now->version != info.version ||
+              now->updated_at_us != info.updated_at_us) {
             backend_.prefetcher().Cancel(info.key);
           }
           response->set_version(info.version);

@@ -24,6 +24,13 @@ void LogFailure(const store::SessionKey& session, const char* what,
             {"error", std::string(status.message())}});
 }
 
+// Rows of `read` are among those that `window` needs.
+bool Covers(const PlannedWindow& window, const PlannedWindow& read) {
+  return window.version == read.version &&
+         window.updated_at_us == read.updated_at_us &&
+         window.plan.resume_at >= read.plan.resume_at;
+}
+
 }  // namespace
 
 absl::Status PrefetcherOptions::Validate() const {
@@ -78,11 +85,23 @@ absl::StatusOr<Prefetcher::Begun> Prefetcher::Begin(Work work) {
   MutexLock lock(&mu_);
   if (stopped_) return absl::UnavailableError("prefetch: the daemon is ending");
   const store::SessionKey session = work.window.session;
-  if (const auto it = entries_.find(session); it != entries_.end()) {
+  const auto it = entries_.find(session);
+  const bool has_window =
+      it != entries_.end() && it->second->state != Entry::State::kNoWindow;
+  const uint64_t by_others =
+      held_bytes_ - (has_window ? it->second->work.window_bytes : 0);
+  if (work.rebuild != nullptr &&
+      work.window_bytes > options_.held_bytes - by_others) {
+    begun.refused = absl::StrFormat(
+        "the window takes %d bytes of memory, and %d of %d are held by others "
+        "(prefetch.held_bytes)",
+        work.window_bytes, by_others, options_.held_bytes);
+    work.rebuild = nullptr;
+  }
+  if (it != entries_.end()) {
     Entry& entry = *it->second;
-    const bool has_window = entry.state != Entry::State::kNoWindow;
     const bool serves = work.rebuild == nullptr
-                            ? entry.work.window.version == work.window.version
+                            ? Covers(entry.work.window, work.window)
                             : has_window && entry.work.window == work.window;
     if (serves) {
       if (work.rebuild != nullptr) {
@@ -102,14 +121,6 @@ absl::StatusOr<Prefetcher::Begun> Prefetcher::Begin(Work work) {
         "(prefetch.sessions); resume without it, or ask again when one of them "
         "is awake",
         entries_.size()));
-  }
-  if (work.rebuild != nullptr &&
-      work.window_bytes > options_.held_bytes - held_bytes_) {
-    begun.refused = absl::StrFormat(
-        "the window takes %d bytes of memory, and %d of %d are held by others "
-        "(prefetch.held_bytes)",
-        work.window_bytes, held_bytes_, options_.held_bytes);
-    work.rebuild = nullptr;
   }
   if (!begun.refused.empty()) metrics_.CountPrefetch("refused");
   const auto entry = std::make_shared<Entry>(std::move(work));
@@ -199,20 +210,23 @@ void Prefetcher::RebuildAhead(const std::shared_ptr<Entry>& entry) {
     if (entry->dropped || entry->state != Entry::State::kRebuilding) return;
   }
   Rebuilt rebuilt = entry->work.rebuild([&] { return entry->dropped.load(); });
-  MutexLock lock(&mu_);
-  if (entry->dropped) return;
-  if (rebuilt.status.ok()) {
-    entry->rebuilt = std::move(rebuilt);
-    entry->state = Entry::State::kHeld;
-    metrics_.CountPrefetch("held");
-  } else {
-    // The resume will meet it too, and report it.
-    entry->state = Entry::State::kNoWindow;
-    held_bytes_ -= entry->work.window_bytes;
-    metrics_.CountPrefetch("failed");
-    LogFailure(entry->work.window.session, "replay", rebuilt.status);
+  const absl::Status status = rebuilt.status;
+  {
+    MutexLock lock(&mu_);
+    if (entry->dropped) return;
+    if (status.ok()) {
+      entry->rebuilt = std::move(rebuilt);
+      entry->state = Entry::State::kHeld;
+      metrics_.CountPrefetch("held");
+    } else {
+      entry->state = Entry::State::kNoWindow;
+      held_bytes_ -= entry->work.window_bytes;
+      metrics_.CountPrefetch("failed");
+    }
+    changed_.NotifyAll();
   }
-  changed_.NotifyAll();
+  // The resume will meet it too, and report it.
+  if (!status.ok()) LogFailure(entry->work.window.session, "replay", status);
 }
 
 void Prefetcher::ReadAhead(const std::shared_ptr<Entry>& entry) {
@@ -220,14 +234,16 @@ void Prefetcher::ReadAhead(const std::shared_ptr<Entry>& entry) {
   const absl::Status status =
       entry->work.read([&] { return entry->dropped.load(); });
   std::shared_ptr<Entry> ended;
-  MutexLock lock(&mu_);
-  if (entry->dropped) return;
-  metrics_.CountPrefetch(status.ok() ? "read" : "failed");
-  if (!status.ok()) LogFailure(entry->work.window.session, "read", status);
-  entry->reading = false;
-  if (entry->state == Entry::State::kNoWindow) {
-    ended = Drop(entries_.find(entry->work.window.session), "read");
+  {
+    MutexLock lock(&mu_);
+    if (entry->dropped) return;
+    metrics_.CountPrefetch(status.ok() ? "read" : "failed");
+    entry->reading = false;
+    if (entry->state == Entry::State::kNoWindow) {
+      ended = Drop(entries_.find(entry->work.window.session), "read");
+    }
   }
+  if (!status.ok()) LogFailure(entry->work.window.session, "read", status);
 }
 
 std::shared_ptr<Prefetcher::Entry> Prefetcher::Drop(Entries::iterator it,

@@ -44,8 +44,8 @@ struct PrefetcherOptions {
 // judged and climb alike.
 struct PlannedWindow {
   store::SessionKey session;
-  // With the moment at which it was published: an import may bring a number
-  // that was in use before.
+  // With the moment of that version, which an import brings along: its number
+  // may have been in use here before.
   uint64_t version = 0;
   int64_t updated_at_us = 0;
   std::shared_ptr<const RegisteredModel> model;

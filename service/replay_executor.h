@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs replays one batch at a time: jobs of one model that wait together run in
-// one ragged forward. Admission by memory, but for models on a device, whose own
-// memory refuses. Thread-safe.
+// one ragged forward. Admission by memory, but for models on a device, whose
+// own memory refuses. Thread-safe.
 
 #ifndef TORPOR_SERVICE_REPLAY_EXECUTOR_H_
 #define TORPOR_SERVICE_REPLAY_EXECUTOR_H_

@@ -39,7 +39,10 @@ absl::Status CheckParent(const std::string& path, std::optional<gid_t> group) {
   const std::string parent = std::filesystem::path(path).parent_path();
   if (mkdir(parent.c_str(), 0700) == 0) {
     if (group.has_value()) {
-      TORPOR_RETURN_IF_ERROR(GiveToGroup(parent, *group, 0750));
+      const absl::Status given = GiveToGroup(parent, *group, 0750);
+      // The next start would take it for one that somebody made so.
+      if (!given.ok()) rmdir(parent.c_str());
+      TORPOR_RETURN_IF_ERROR(given);
     }
   } else if (errno != EEXIST) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -51,11 +54,12 @@ absl::Status CheckParent(const std::string& path, std::optional<gid_t> group) {
         absl::StrFormat("socket directory %s: not a directory", parent));
   }
   // A sticky directory (such as /tmp) lets nobody replace another's socket;
-  // the socket itself has mode 0600.
+  // the socket itself is its owner's alone, and the group's where there is one.
   if ((st.st_mode & 022) != 0 && (st.st_mode & S_ISVTX) == 0) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "socket directory %s: others may write it (mode %04o), wanted 0700",
-        parent, st.st_mode & 07777));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("socket directory %s: others may write it (mode %04o), "
+                        "wanted 0700, or 0750 with socket_group",
+                        parent, st.st_mode & 07777));
   }
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -26,18 +25,6 @@ using nlohmann::json;
 const json& TextOf(const json& config) {
   const auto nested = config.find("text_config");
   return nested != config.end() && nested->is_object() ? *nested : config;
-}
-
-// Above 0 and, as the forward takes it, still so in f32.
-double Positive(ConfigReader* r, const char* key, double fallback) {
-  using F32 = std::numeric_limits<float>;
-  const double value = r->Number(key, fallback);
-  if (!(value >= F32::min() && value <= F32::max())) {
-    r->Fail(absl::InvalidArgumentError(absl::StrFormat(
-        "config key '%s': got %g, wanted a number above 0 that f32 can hold",
-        key, value)));
-  }
-  return value;
 }
 
 // The key's object; null when absent or null.
@@ -119,10 +106,10 @@ void ReadExperts(ConfigReader* r, Config* c) {
   c->n_active = r->Int("num_experts_per_tok", 6, 1, c->n_experts);
   c->n_shared = r->Int("n_shared_experts", 1, 0, 64);
   c->expert_dim = r->Int("moe_intermediate_size", 2304, 1, kMany);
-  c->routed_scale = Positive(r, "routed_scaling_factor", 1.5);
-  c->gate_temperature = Positive(r, "gate_temp", 1.0);
+  c->routed_scale = r->Positive("routed_scaling_factor", 1.5);
+  c->gate_temperature = r->Positive("gate_temp", 1.0);
   c->swiglu_limit = r->Number("swiglu_limit", 10.0);
-  if (c->swiglu_limit != 0) c->swiglu_limit = Positive(r, "swiglu_limit", 10.0);
+  if (c->swiglu_limit != 0) c->swiglu_limit = r->Positive("swiglu_limit", 10.0);
   Want(r, "scoring_func", r->String("scoring_func", "sqrtsoftplus"),
        "sqrtsoftplus");
   Want(r, "topk_method", r->String("topk_method", "noaux_tc"), "noaux_tc");
@@ -155,9 +142,9 @@ void ReadYarn(const json& object, const char* key, ConfigReader* r,
   const std::string type =
       scaling.String("rope_type", scaling.String("type", "default"));
   if (type == "yarn") {
-    yarn->factor = Positive(&scaling, "factor", 16.0);
-    yarn->beta_fast = Positive(&scaling, "beta_fast", 32.0);
-    yarn->beta_slow = Positive(&scaling, "beta_slow", 1.0);
+    yarn->factor = scaling.Positive("factor", 16.0);
+    yarn->beta_fast = scaling.Positive("beta_fast", 32.0);
+    yarn->beta_slow = scaling.Positive("beta_slow", 1.0);
     yarn->original_positions = scaling.Int("original_max_position_embeddings",
                                            65'536, 1, layouts::kMaxPositions);
   } else if (type != "default") {
@@ -185,8 +172,8 @@ void ReadBothRopes(const json& both, ConfigReader* r, Config* c) {
   }
   ConfigReader of_main(*main);
   ConfigReader of_compress(*compress);
-  c->rope_theta = Positive(&of_main, "rope_theta", c->rope_theta);
-  c->compress_theta = Positive(&of_compress, "rope_theta", c->compress_theta);
+  c->rope_theta = of_main.Positive("rope_theta", c->rope_theta);
+  c->compress_theta = of_compress.Positive("rope_theta", c->compress_theta);
   const std::string type =
       of_main.String("rope_type", of_main.String("type", "default"));
   if (type != "default") Want(&of_main, kKey, type, "default of 'main'");
@@ -201,8 +188,8 @@ void ReadBothRopes(const json& both, ConfigReader* r, Config* c) {
 // their own keys, and rope_scaling is that of compressed layers: so the
 // release has it.
 void ReadRopes(ConfigReader* r, Config* c) {
-  c->rope_theta = Positive(r, "rope_theta", 10'000.0);
-  c->compress_theta = Positive(r, "compress_rope_theta", 160'000.0);
+  c->rope_theta = r->Positive("rope_theta", 10'000.0);
+  c->compress_theta = r->Positive("compress_rope_theta", 160'000.0);
   const json* const scaling = ObjectAt(r, "rope_scaling");
   const json* const parameters = ObjectAt(r, "rope_parameters");
   CheckPartial(r->object(), r, *c);
@@ -315,10 +302,10 @@ absl::StatusOr<Config> ParseConfig(const json& config) {
   c.q_rank = r.Int("q_lora_rank", 1280, 1, kMany / 64);
   c.o_groups = r.Int("o_groups", 8, 1, c.n_heads);
   c.o_rank = r.Int("o_lora_rank", 1024, 1, kMany / 64);
-  c.norm_eps = Positive(&r, "rms_norm_eps", 1e-20);
+  c.norm_eps = r.Positive("rms_norm_eps", 1e-20);
   c.n_streams = r.Int("hc_mult", 4, 1, kernels::kMaxStreams);
   c.sinkhorn_iterations = r.Int("hc_sinkhorn_iters", 20, 1, 1000);
-  c.hc_eps = Positive(&r, "hc_eps", 1e-6);
+  c.hc_eps = r.Positive("hc_eps", 1e-6);
   ReadIndexer(&r, &c);
   ReadExperts(&r, &c);
   ReadRopes(&r, &c);

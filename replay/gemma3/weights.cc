@@ -18,7 +18,6 @@ using kernels::DType;
 // Where the text model's tensors begin, in the order in which they are tried.
 constexpr const char* kPrefixes[] = {"language_model.model.",
                                      "model.language_model.", "model.", ""};
-constexpr const char* kEmbedding = "embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
 absl::StatusOr<LayerWeights> LoadLayer(const Config& c, int64_t layer,
@@ -53,9 +52,7 @@ absl::StatusOr<LayerWeights> LoadLayer(const Config& c, int64_t layer,
 }  // namespace
 
 absl::StatusOr<DType> StoredDType(const ModelTensors& tensors) {
-  TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
-                          FindPrefix(tensors, kPrefixes, kEmbedding));
-  return DTypeOf(tensors, prefix + kEmbedding);
+  return EmbeddingDType(tensors, kPrefixes);
 }
 
 absl::StatusOr<Weights> LoadWeights(const Config& c,

@@ -17,15 +17,6 @@ namespace {
 using layouts::kMany;
 using nlohmann::json;
 
-double Positive(ConfigReader* reader, const char* key, double fallback) {
-  const double value = reader->Number(key, fallback);
-  if (!(value > 0)) {
-    reader->Fail(absl::InvalidArgumentError(absl::StrFormat(
-        "config key '%s': got %g, wanted a number above 0", key, value)));
-  }
-  return value;
-}
-
 // A key that repeats another says the same as that one.
 void Same(ConfigReader* reader, const char* repeats, const char* key,
           int64_t value) {
@@ -57,7 +48,7 @@ double AttentionFactor(ConfigReader* reader, double factor) {
     scale = MScale(factor, mscale) / MScale(factor, all_dim);
   }
   if (reader->Has("attention_factor")) {
-    scale = Positive(reader, "attention_factor", 1.0);
+    scale = reader->Positive("attention_factor", 1.0);
   }
   if (!(scale > 0) || std::isinf(scale)) {
     reader->Fail(absl::InvalidArgumentError(absl::StrFormat(
@@ -77,9 +68,9 @@ void ReadYarn(ConfigReader* reader, int64_t original_positions, Rope* rope) {
         "config key 'factor': absent or null, wanted a number above 0, since "
         "'rope_type' is yarn"));
   }
-  yarn.factor = Positive(reader, "factor", 1.0);
-  yarn.beta_fast = Positive(reader, "beta_fast", 32.0);
-  yarn.beta_slow = Positive(reader, "beta_slow", 1.0);
+  yarn.factor = reader->Positive("factor", 1.0);
+  yarn.beta_fast = reader->Positive("beta_fast", 32.0);
+  yarn.beta_slow = reader->Positive("beta_slow", 1.0);
   yarn.truncate = reader->Bool("truncate", true);
   rope->attention_factor = AttentionFactor(reader, yarn.factor);
   rope->yarn = yarn;
@@ -116,8 +107,8 @@ absl::Status ReadRope(ConfigReader* outer, int64_t max_positions, Rope* rope) {
   TORPOR_ASSIGN_OR_RETURN(const json object, RopeObject(*outer));
   ConfigReader reader(object);
   rope->theta = reader.Has("rope_theta")
-                    ? Positive(&reader, "rope_theta", 0)
-                    : Positive(outer, "rope_theta", 150'000.0);
+                    ? reader.Positive("rope_theta", 0)
+                    : outer->Positive("rope_theta", 150'000.0);
   for (const ConfigReader* const at : {&reader, outer}) {
     ConfigReader partial(at->object());
     const double factor = partial.Number("partial_rotary_factor", 1.0);
@@ -205,8 +196,8 @@ absl::StatusOr<Config> ParseConfig(const json& config) {
         "config key 'rms_norm_eps': got %g, wanted a number of at least 0",
         c.rms_norm_eps)));
   }
-  c.swiglu_alpha = Positive(&r, "swiglu_alpha", 1.702);
-  c.swiglu_limit = Positive(&r, "swiglu_limit", 7.0);
+  c.swiglu_alpha = r.Positive("swiglu_alpha", 1.702);
+  c.swiglu_limit = r.Positive("swiglu_limit", 7.0);
   c.attention_bias = r.Bool("attention_bias", true);
   c.tied_embeddings = r.Bool("tie_word_embeddings", false);
   OnlyString(&r, "hidden_act", "silu");

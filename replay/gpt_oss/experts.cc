@@ -28,9 +28,7 @@ Experts::Experts(const Config& config, kernels::DType dtype, kernels::Ops* ops)
       gate_up_(ops),
       gated_(ops),
       down_(ops),
-      sum_(ops) {
-  first_.Resize(static_cast<size_t>(c_.n_experts) + 1);
-}
+      sum_(ops) {}
 
 int64_t Experts::WorkFloats() const {
   return c_.n_active * (4 + 3 * c_.intermediate_size + c_.hidden_size) +
@@ -40,6 +38,7 @@ int64_t Experts::WorkFloats() const {
 void Experts::Route(int64_t n_rows, Floats* logits) {
   const auto n_entries = static_cast<size_t>(n_rows * c_.n_active);
   experts_.Resize(n_entries);
+  first_.Resize(static_cast<size_t>(c_.n_experts) + 1);
   rows_.Resize(n_entries);
   entries_.Resize(n_entries);
   weights_.Resize(n_entries);

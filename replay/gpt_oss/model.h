@@ -26,7 +26,6 @@
 namespace torpor::replay::gpt_oss {
 
 // Loads config.json (its text is given) and the weights in `directory`.
-// kUnimplemented on a backend without the ops of experts.
 absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& directory,
                                             std::string_view config_json,
                                             const ModelOptions& options);

@@ -19,7 +19,6 @@ using kernels::DType;
 using kernels::PackedMatrix;
 
 constexpr const char* kPrefixes[] = {"model.", ""};
-constexpr const char* kEmbedding = "embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 // Columns of an MXFP4 scale.
 constexpr int64_t kScaleColumns = 32;
@@ -192,9 +191,7 @@ absl::StatusOr<ExpertWeights> LoadExperts(const Config& c,
 }  // namespace
 
 absl::StatusOr<DType> StoredDType(const ModelTensors& tensors) {
-  TORPOR_ASSIGN_OR_RETURN(const std::string prefix,
-                          FindPrefix(tensors, kPrefixes, kEmbedding));
-  return DTypeOf(tensors, prefix + kEmbedding);
+  return EmbeddingDType(tensors, kPrefixes);
 }
 
 absl::StatusOr<Weights> LoadWeights(const Config& c,

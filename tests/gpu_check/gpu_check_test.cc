@@ -261,6 +261,11 @@ TEST_F(GpuCheckTest, AStageOverItsBudgetIsStoppedAndSaid) {
 TEST_F(GpuCheckTest, AFilterThatMatchesNothingFails) {
   EXPECT_EQ(Run(TORPOR_GPU_CHECK, "--only kernels --filter Nobody.*"), 1);
   EXPECT_THAT(FailuresOf(Stage("kernels")), ::testing::ElementsAre("tests"));
+  // Its tool would find nothing.
+  EXPECT_EQ(Run(TORPOR_GPU_CHECK,
+                "--only memcheck --filter Nobody.* --sanitizer /bin/true"),
+            1);
+  EXPECT_THAT(FailuresOf(Stage("memcheck")), ::testing::ElementsAre("tests"));
 }
 
 // Tools that find a fault in one test, none, none, and do not come to their

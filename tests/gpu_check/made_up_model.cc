@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/bf16.h"
+#include "replay/safetensors.h"
 
 namespace torpor::gpu_check {
 namespace {
@@ -108,40 +109,32 @@ MadeUpShape TinyGemma() { return {3, 3, 32, 48, 2, 1, 16, 5, 64}; }
 
 absl::Status WriteMadeUpModel(const MadeUpShape& shape,
                               const std::string& directory) {
-  std::ofstream(directory + "/config.json") << ConfigOf(shape).dump();
-  const std::vector<Tensor> tensors = TensorsOf(shape);
-  json header;
-  int64_t at = 0;
-  for (const Tensor& tensor : tensors) {
-    const int64_t bytes = 2 * Elements(tensor);
-    header[tensor.name] = {{"dtype", "BF16"},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {at, at + bytes}}};
-    at += bytes;
+  std::ofstream config(directory + "/config.json");
+  config << ConfigOf(shape).dump();
+  if (!config.flush()) {
+    return absl::UnavailableError(
+        absl::StrFormat("%s/config.json: not written", directory));
   }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const std::string path = directory + "/model.safetensors";
-  std::ofstream out(path, std::ios::binary);
-  for (int i = 0; i < 8; ++i) out.put(static_cast<char>(text.size() >> 8 * i));
-  out << text;
+  const std::vector<Tensor> tensors = TensorsOf(shape);
   Weights weights;
-  std::vector<Bf16> values;
+  std::vector<std::vector<Bf16>> values;
+  std::vector<replay::TensorToWrite> written;
   for (const Tensor& tensor : tensors) {
     // A row's product keeps the size of its inputs; norms stay near 1.
     const float deviation =
         tensor.shape.size() == 1
             ? 0.1f
             : 1.0f / std::sqrt(static_cast<float>(tensor.shape.back()));
-    values.resize(static_cast<size_t>(Elements(tensor)));
-    for (Bf16& value : values) value = weights.Next(deviation);
-    out.write(reinterpret_cast<const char*>(values.data()),
-              static_cast<std::streamsize>(2 * values.size()));
+    std::vector<Bf16>& of = values.emplace_back(Elements(tensor));
+    for (Bf16& value : of) value = weights.Next(deviation);
+    written.push_back({tensor.name,
+                       "BF16",
+                       tensor.shape,
+                       {reinterpret_cast<const uint8_t*>(of.data()),
+                        of.size() * sizeof(Bf16)}});
   }
-  if (!out.flush()) {
-    return absl::UnavailableError(absl::StrFormat("%s: not written", path));
-  }
-  return absl::OkStatus();
+  return replay::WriteSafetensors(directory + "/model.safetensors", written,
+                                  {});
 }
 
 }  // namespace torpor::gpu_check

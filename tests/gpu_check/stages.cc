@@ -99,7 +99,8 @@ void FindDevice(Stage* stage, Report* report) {
 
 // ---- tests -----------------------------------------------------------------
 
-// Names of the tests that both this filter and the run's own let through.
+// Names of the tests that both this filter and the run's own let through; none
+// is a failure.
 std::vector<std::string> ListTests(Stage* stage, const std::string& filter) {
   const auto list = [&](const std::string& f) {
     return ParseTestList(
@@ -109,12 +110,24 @@ std::vector<std::string> ListTests(Stage* stage, const std::string& filter) {
             .output);
   };
   std::vector<std::string> names = list(filter);
-  if (stage->options().filter.empty()) return names;
-  const std::vector<std::string> wanted = list(stage->options().filter);
-  std::erase_if(names, [&](const std::string& name) {
-    return std::find(wanted.begin(), wanted.end(), name) == wanted.end();
-  });
+  if (!stage->options().filter.empty()) {
+    const std::vector<std::string> wanted = list(stage->options().filter);
+    std::erase_if(names, [&](const std::string& name) {
+      return std::find(wanted.begin(), wanted.end(), name) == wanted.end();
+    });
+  }
+  if (names.empty()) {
+    stage->result().Fail("tests", "no test matches " + filter + " and " +
+                                      stage->options().filter);
+  }
   return names;
+}
+
+// A stage whose tests were all skipped shows nothing.
+void WantOne(Stage* stage) {
+  StageResult& result = stage->result();
+  if (result.verdict != Verdict::kPassed || result.n_passed > 0) return;
+  result.Fail("tests", "every test was skipped");
 }
 
 std::vector<std::string> TestCommand(const std::vector<std::string>& names) {
@@ -169,11 +182,7 @@ void RunTests(Stage* stage, const std::string& filter,
   std::stable_partition(names.begin(), names.end(), [&](const auto& name) {
     return name.find(first) != std::string::npos;
   });
-  if (names.empty()) {
-    stage->result().Fail("tests", "no test matches " + filter + " and " +
-                                      stage->options().filter);
-    return;
-  }
+  if (names.empty()) return;
   std::vector<std::pair<std::string, std::vector<std::string>>> suites;
   for (const std::string& name : names) {
     const std::string suite = name.substr(0, name.find('.'));
@@ -185,6 +194,7 @@ void RunTests(Stage* stage, const std::string& filter,
   for (const auto& [suite, tests] : suites) {
     if (!RunSuite(stage, tests)) return;
   }
+  WantOne(stage);
 }
 
 // Without the backend's, which are a stage of their own.
@@ -242,6 +252,7 @@ void RunSanitizer(Stage* stage, Report* /*report*/) {
     argv.insert(argv.end(), {"--check-api-memory-access", "no"});
   }
   const auto tests = ListTests(stage, kKernelTests);
+  if (tests.empty()) return;
   const std::vector<std::string> command = TestCommand(tests);
   argv.insert(argv.end(), command.begin(), command.end());
   const ChildEnd end = stage->Run(argv, environment);
@@ -251,7 +262,8 @@ void RunSanitizer(Stage* stage, Report* /*report*/) {
     const std::string lines = ToolLines(test.text);
     if (!lines.empty() && faults != 0) {
       stage->result().Fail(test.name, lines);
-    } else {
+    } else if (test.kind == TestVerdict::Kind::kPassed ||
+               test.kind == TestVerdict::Kind::kFailed) {
       ++stage->result().n_passed;
     }
   }
@@ -263,6 +275,7 @@ void RunSanitizer(Stage* stage, Report* /*report*/) {
   } else if (faults > 0 && stage->result().failures.empty()) {
     stage->result().Fail(tool, Tail(ToolLines(end.output)));
   }
+  WantOne(stage);
 }
 
 // ---- benchmarks ------------------------------------------------------------

@@ -214,6 +214,10 @@ TEST(GptOssConfigTest, ValuesThatCannotBeAreRefusedByKey) {
       refused(Release(), key, value);
     }
   }
+  // Nothing and no number once they are f32.
+  for (const char* key : {"swiglu_alpha", "swiglu_limit", "rope_theta"}) {
+    for (const char* value : {"1e-60", "1e60"}) refused(Release(), key, value);
+  }
   for (const char* key : {"attention_bias", "tie_word_embeddings"}) {
     for (const char* value : {"0", "\"true\"", "[]"}) {
       refused(Release(), key, value);

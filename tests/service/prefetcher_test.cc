@@ -260,6 +260,39 @@ TEST_F(PrefetcherTest, ASecondOneRenewsOrReplaces) {
   EXPECT_TRUE(prefetcher_.Take(WindowOf("s", 2), nullptr).has_value());
 }
 
+TEST_F(PrefetcherTest, AReadingIsOfNoMoreRowsThanItsCutHas) {
+  PlannedWindow first = WindowOf("s");
+  first.plan.resume_at = 10;
+  ASSERT_OK(prefetcher_.Begin(WorkFor(first, 60)));
+  AwaitCount("read", 1);
+  // Fewer rows are among those of the window; more, or those of another version
+  // under the number, are not, and take its place.
+  first.plan.resume_at = 9;
+  ASSERT_OK(prefetcher_.Begin(ReadingOf(first)));
+  AwaitCount("read", 2);
+  EXPECT_EQ(prefetcher_.stats().held_bytes, 60);
+  first.plan.resume_at = 11;
+  ASSERT_OK(prefetcher_.Begin(ReadingOf(first)));
+  AwaitCount("read", 3);
+  EXPECT_EQ(prefetcher_.stats().held_bytes, 0);
+  ASSERT_OK(prefetcher_.Begin(WorkFor(first, 60)));
+  AwaitCount("held", 2);
+  first.updated_at_us = 1;
+  ASSERT_OK(prefetcher_.Begin(ReadingOf(first)));
+  EXPECT_EQ(prefetcher_.stats().held_bytes, 0);
+}
+
+TEST_F(PrefetcherTest, AWindowWithoutRoomLeavesTheOneThatIsHeld) {
+  ASSERT_OK(prefetcher_.Begin(WorkFor(WindowOf("s"), 60)));
+  AwaitCount("held", 1);
+  PlannedWindow other = WindowOf("s");
+  other.want_logits = true;
+  ASSERT_OK_AND_ASSIGN(const auto refused,
+                       prefetcher_.Begin(WorkFor(other, 101)));
+  EXPECT_THAT(refused.refused, HasSubstr("101"));
+  EXPECT_TRUE(prefetcher_.Take(WindowOf("s"), nullptr).has_value());
+}
+
 TEST_F(PrefetcherTest, OverItsMemoryItReadsAlone) {
   ASSERT_OK(prefetcher_.Begin(WorkFor(WindowOf("a"), 60)));
   AwaitCount("held", 1);

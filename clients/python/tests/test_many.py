@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of several processes at once: every byte is its own session's."""
+"""Sessions of several processes at once: every byte is its own session's.
+
+TORPOR_TEST_ROW_BYTES makes the sessions large: two rows of so many bytes a
+token, 29,832 tokens in all.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 
 import torpor
@@ -15,6 +20,9 @@ from torpor import ResumeSpec, SuspendSpec
 PROCESSES = 4
 EACH = 16
 RESUMES = 125
+
+ROW_BYTES = int(os.environ.get("TORPOR_TEST_ROW_BYTES", "0"))
+LAYOUT = toy.wide_layout(ROW_BYTES) if ROW_BYTES else toy.LAYOUT
 
 
 def length_of(salt: int) -> int:
@@ -35,14 +43,14 @@ def put_to_sleep(address: str, process: int) -> None:
             half = n // 2
             client.suspend(
                 SuspendSpec(f"s{salt}", "toy", ids[:half]),
-                toy.rows_for(salt, half),
+                toy.rows_for(salt, half, LAYOUT),
                 client_state=b"%d" % salt,
             )
             client.suspend(
                 SuspendSpec(
                     f"s{salt}", "toy", ids[half:], expected_version=1, tokens_kept=half
                 ),
-                toy.rows_for(salt, n),
+                toy.rows_for(salt, n, LAYOUT),
                 client_state=b"%d" % salt,
             )
 
@@ -59,7 +67,7 @@ def wake_at_random(address: str, process: int, one_seed: int) -> None:
             assert woken.tokens is not None
             assert (woken.tokens.ids == toy.ids_of(salt, length_of(salt))).all()
             assert woken.client_state == b"%d" % salt
-            toy.expect_rows(woken, salt)
+            toy.expect_rows(woken, salt, LAYOUT)
 
 
 def run_all(target: object, *arguments: object) -> None:
@@ -77,7 +85,7 @@ def run_all(target: object, *arguments: object) -> None:
 
 def test_64_sessions_of_4_processes_and_500_resumes(daemon: Daemon) -> None:
     client = daemon.connect()
-    toy.register(client)
+    toy.register(client, layout=LAYOUT)
     run_all(put_to_sleep, daemon.address)
     assert client.stats().sessions == PROCESSES * EACH
     run_all(wake_at_random, daemon.address, seed())

@@ -9,16 +9,20 @@
 #define TORPOR_STORE_CODEC_H_
 
 #include <array>
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 namespace torpor::store {
+
+// Integers are stored as they lie in memory.
+static_assert(std::endian::native == std::endian::little);
 
 inline std::span<const uint8_t> AsBytes(std::string_view s) {
   return {reinterpret_cast<const uint8_t*>(s.data()), s.size()};
@@ -50,11 +54,8 @@ class ByteWriter {
  public:
   template <std::integral T>
   void Int(T value) {
-    using U = std::make_unsigned_t<T>;
-    const U u = static_cast<U>(value);
-    for (size_t i = 0; i < sizeof(T); ++i) {
-      out_.push_back(static_cast<char>(static_cast<uint8_t>(u >> (8 * i))));
-    }
+    const auto raw = std::bit_cast<std::array<char, sizeof(T)>>(value);
+    out_.append(raw.data(), raw.size());
   }
 
   void Raw(std::span<const uint8_t> bytes) { out_.append(AsString(bytes)); }
@@ -78,13 +79,10 @@ class ByteReader {
 
   template <std::integral T>
   T Int() {
-    using U = std::make_unsigned_t<T>;
     const std::span<const uint8_t> raw = Raw(sizeof(T));
-    U value = 0;
-    for (size_t i = 0; i < raw.size(); ++i) {
-      value = static_cast<U>(value | (static_cast<U>(raw[i]) << (8 * i)));
-    }
-    return static_cast<T>(value);
+    T value = 0;
+    if (!raw.empty()) std::memcpy(&value, raw.data(), sizeof(T));
+    return value;
   }
 
   // A view into the input; empty when the input is too short.

@@ -159,10 +159,11 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateMutation(
       {spec.session, spec.expected_version, spec.operation_id}));
   if (spec.arrival.has_value() &&
-      (spec.expected_version != 0 || spec.arrival->version == 0)) {
+      (spec.expected_version != 0 || spec.arrival->version == 0 ||
+       spec.arrival->version > kMaxGivenVersion)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "import: got version %d over version %d, wanted one above 0 over none",
-        spec.arrival->version, spec.expected_version));
+        "import: got version %d over version %d, wanted 1 to %d over none",
+        spec.arrival->version, spec.expected_version, kMaxGivenVersion));
   }
   TORPOR_RETURN_IF_ERROR(ValidateLayout(spec.layout));
   if (spec.expected_version == 0 && spec.tokens_kept != 0) {

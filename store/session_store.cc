@@ -172,7 +172,8 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
         spec.tokens_kept));
   }
   const uint64_t n_tokens = spec.tokens_kept + spec.new_tokens.ids.size();
-  if (n_tokens == 0) {
+  // A session that was rewound to nothing can be moved.
+  if (n_tokens == 0 && !spec.arrival.has_value()) {
     return absl::InvalidArgumentError(
         "tokens: got none, wanted at least one token in a session");
   }

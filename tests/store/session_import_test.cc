@@ -87,6 +87,18 @@ TEST_F(SessionImportTest, AVersionAtTheEndOfNumbersIsRefused) {
   EXPECT_OK(Suspend(to_.get(), Spec("s", receipt.version, 20, 1, "more"), 1));
 }
 
+TEST_F(SessionImportTest, BringsASessionThatWasRewoundToNothing) {
+  ASSERT_OK(from_->Rewind({Key("s"), 2, "rewind"}, 0));
+  ASSERT_OK_AND_ASSIGN(const ContainerBytes bytes,
+                       Export(from_.get(), Key("s")));
+  ASSERT_OK(Import(to_.get(), bytes));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo info, to_->Describe(Key("s")));
+  EXPECT_EQ(info.version, 3);
+  EXPECT_EQ(info.n_tokens, 0);
+  EXPECT_OK(Suspend(to_.get(), Spec("s", 3, 0, 20, "again"), 1));
+  ExpectNothingLeaks(to_.get());
+}
+
 TEST_F(SessionImportTest, TakesNobodysPlace) {
   ASSERT_OK(Suspend(to_.get(), Spec("s", 0, 0, 20, "mine"), 1));
   const auto import = NewImport(to_.get());

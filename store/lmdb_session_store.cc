@@ -374,8 +374,8 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
         version = spec.expected_version;
         // A damaged session can still be deleted.
         if (absl::IsDataLoss(manifest.status())) {
-          TORPOR_RETURN_IF_ERROR(
-              DeleteDamagedSession(txn, spec.session, version));
+          TORPOR_RETURN_IF_ERROR(DeleteDamagedSession(
+              txn, spec.session, std::min(version, kMaxGivenVersion)));
         } else {
           TORPOR_RETURN_IF_ERROR(manifest.status());
           TORPOR_RETURN_IF_ERROR(DeleteSession(txn, spec.session, *manifest));

@@ -262,27 +262,41 @@ absl::StatusOr<size_t> StoreCore::Reap(size_t limit) {
   }
 }
 
+absl::StatusOr<std::vector<Reaped>> StoreCore::ReapIn(WriteTxn& txn,
+                                                      size_t limit) {
+  std::vector<RecordNumber> numbers;
+  {
+    // Of the last commit, not of `txn`: see store/pins.h.
+    TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> committed,
+                            env->BeginRead());
+    TORPOR_RETURN_IF_ERROR(
+        committed->Scan(Table::kTrash, "", [&](const Entry& entry) {
+          const auto number = LoadBigEndian<uint64_t>(entry.key);
+          if (!pins.IsPinned(number)) numbers.push_back(number);
+          return numbers.size() < limit;
+        }));
+  }
+  std::vector<Reaped> freed;
+  for (const RecordNumber number : numbers) {
+    // An earlier operation of the group may have named it again.
+    TORPOR_ASSIGN_OR_RETURN(const auto trash,
+                            txn.Get(Table::kTrash, RecordKey(number)));
+    if (!trash.has_value()) continue;
+    TORPOR_ASSIGN_OR_RETURN(const Reaped reaped, ReapRecord(txn, number));
+    freed.push_back(reaped);
+  }
+  return freed;
+}
+
 absl::StatusOr<size_t> StoreCore::ReapOnce(size_t limit) {
   std::vector<Reaped> freed;
   const absl::Status status = writer.Run(
       4096,
       [&](WriteTxn& txn) -> absl::Status {
-        freed.clear();
-        // Only what lay in the trash before this transaction: see store/pins.h.
-        std::vector<RecordNumber> numbers;
-        TORPOR_RETURN_IF_ERROR(
-            txn.Scan(Table::kTrash, "", [&](const Entry& entry) {
-              const auto number = LoadBigEndian<uint64_t>(entry.key);
-              if (!pins.IsPinned(number)) numbers.push_back(number);
-              return numbers.size() < limit;
-            }));
-        for (const RecordNumber number : numbers) {
-          TORPOR_ASSIGN_OR_RETURN(const Reaped reaped, ReapRecord(txn, number));
-          freed.push_back(reaped);
-        }
+        TORPOR_ASSIGN_OR_RETURN(freed, ReapIn(txn, limit));
         // Nothing to do: no commit, no flush.
-        return numbers.empty() ? absl::CancelledError("the trash is empty")
-                               : absl::OkStatus();
+        return freed.empty() ? absl::CancelledError("the trash is empty")
+                             : absl::OkStatus();
       },
       Room::kMakes);
   if (status.code() == absl::StatusCode::kCancelled) return size_t{0};

@@ -159,10 +159,11 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateMutation(
       {spec.session, spec.expected_version, spec.operation_id}));
   if (spec.arrival.has_value() &&
-      (spec.expected_version != 0 || spec.arrival->version == 0)) {
+      (spec.expected_version != 0 || spec.arrival->version == 0 ||
+       spec.arrival->version > kMaxGivenVersion)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "import: got version %d over version %d, wanted one above 0 over none",
-        spec.arrival->version, spec.expected_version));
+        "import: got version %d over version %d, wanted 1 to %d over none",
+        spec.arrival->version, spec.expected_version, kMaxGivenVersion));
   }
   TORPOR_RETURN_IF_ERROR(ValidateLayout(spec.layout));
   if (spec.expected_version == 0 && spec.tokens_kept != 0) {
@@ -171,7 +172,8 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
         spec.tokens_kept));
   }
   const uint64_t n_tokens = spec.tokens_kept + spec.new_tokens.ids.size();
-  if (n_tokens == 0) {
+  // A session that was rewound to nothing can be moved.
+  if (n_tokens == 0 && !spec.arrival.has_value()) {
     return absl::InvalidArgumentError(
         "tokens: got none, wanted at least one token in a session");
   }

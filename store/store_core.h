@@ -64,6 +64,10 @@ struct StoreCore {
   absl::Status Admit(uint32_t tenant, uint64_t bytes);
   // Reaps up to `limit` records of the trash; how many were reaped.
   absl::StatusOr<size_t> Reap(size_t limit);
+  // The same inside a transaction of the writer's: what it freed. Leaves what
+  // that transaction itself, or an earlier one of its group, put into the
+  // trash.
+  absl::StatusOr<std::vector<Reaped>> ReapIn(WriteTxn& txn, size_t limit);
   // Staged records of a suspend that is over: to the trash, now or, where a
   // write fails, with the next call.
   void AddOrphans(std::vector<std::pair<RecordNumber, RecordExtent>> orphans);

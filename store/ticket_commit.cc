@@ -279,7 +279,8 @@ absl::Status LmdbTicket::Publish(WriteTxn& txn, Published* published) {
   manifest = NewManifest(base_ptr);
   if (base_ptr == nullptr) {
     TORPOR_ASSIGN_OR_RETURN(const uint64_t first, FirstVersion(txn));
-    manifest.version = std::max(first, spec_.expected_version + 1);
+    manifest.version =
+        std::max(first, std::min(spec_.expected_version, kMaxGivenVersion) + 1);
     if (spec_.arrival.has_value()) manifest.version = spec_.arrival->version;
   }
   const bool unchanged = n_blocks_ == 0 && base_ptr != nullptr &&

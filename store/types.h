@@ -32,6 +32,9 @@ inline constexpr size_t kMaxLabels = 64;
 inline constexpr size_t kMaxLabelBytes = 256;
 // Tokens without KV that a session may carry (the last sampled ones).
 inline constexpr uint64_t kMaxPendingTokens = 65'536;
+// Versions that somebody else names; counting on from there never wraps. What
+// is deleted lifts the first version of every session to come.
+inline constexpr uint64_t kMaxGivenVersion = uint64_t{1} << 62;
 
 using Labels = std::map<std::string, std::string>;
 

@@ -75,6 +75,21 @@ TEST_F(DamageRecoveryTest, ASessionWithADamagedManifestCanBeWrittenAgain) {
   EXPECT_TRUE(Read("fork") == fork_);
 }
 
+// Its version is not known; one that nothing can have lifts nobody's.
+TEST_F(DamageRecoveryTest, AVersionAtTheEndOfNumbersIsNotBelieved) {
+  ASSERT_NO_FATAL_FAILURE(DamageManifest());
+  ASSERT_OK(store_->Erase({Key("victim"), UINT64_MAX, "rm"}));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo fork,
+                       store_->Fork({Key("other"), 0, {Key("f"), 0, "op"}, 9}));
+  EXPECT_EQ(fork.version, kMaxGivenVersion + 1);
+
+  ASSERT_NO_FATAL_FAILURE(DamageManifest());
+  ASSERT_OK_AND_ASSIGN(
+      const SuspendReceipt over,
+      Suspend(store_.get(), Spec("victim", UINT64_MAX - 1, 0, 9, "op"), 1));
+  EXPECT_EQ(over.version, kMaxGivenVersion + 1);
+}
+
 TEST_F(DamageRecoveryTest, ASessionWithADamagedRecordEntryCanBeErased) {
   for (const uint64_t block : {0, 1, 3, 5}) {
     SCOPED_TRACE("block " + std::to_string(block));

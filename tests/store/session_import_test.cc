@@ -60,6 +60,45 @@ TEST_F(SessionImportTest, VersionsOfDeletedSessionsDoNotLiftIt) {
   EXPECT_EQ(receipt.version, 2);
 }
 
+// A container is not signed, and its version lifts that of every session to
+// come, of any tenant, once the import is deleted.
+TEST_F(SessionImportTest, AVersionAtTheEndOfNumbersIsRefused) {
+  const auto import = [&](uint64_t version) {
+    SessionImport import(
+        to_.get(),
+        [=](const ContainerOutline&,
+            SuspendSpec spec) -> absl::StatusOr<SuspendSpec> {
+          spec.operation_id = "import";
+          spec.arrival->version = version;
+          return spec;
+        },
+        [](const Attachment&) { return absl::OkStatus(); });
+    return FeedAll(&import, bytes_);
+  };
+  for (const uint64_t version : {UINT64_MAX, kMaxGivenVersion + 1}) {
+    EXPECT_THAT(import(version), HasStatus(absl::StatusCode::kInvalidArgument,
+                                           "import: got version"));
+  }
+  ASSERT_OK(import(kMaxGivenVersion));
+  ASSERT_OK(to_->Erase({Key("s"), kMaxGivenVersion, "rm"}));
+  ASSERT_OK_AND_ASSIGN(const SuspendReceipt receipt,
+                       Suspend(to_.get(), Spec("s", 0, 0, 20, "create"), 1));
+  EXPECT_GT(receipt.version, kMaxGivenVersion);
+  EXPECT_OK(Suspend(to_.get(), Spec("s", receipt.version, 20, 1, "more"), 1));
+}
+
+TEST_F(SessionImportTest, BringsASessionThatWasRewoundToNothing) {
+  ASSERT_OK(from_->Rewind({Key("s"), 2, "rewind"}, 0));
+  ASSERT_OK_AND_ASSIGN(const ContainerBytes bytes,
+                       Export(from_.get(), Key("s")));
+  ASSERT_OK(Import(to_.get(), bytes));
+  ASSERT_OK_AND_ASSIGN(const SessionInfo info, to_->Describe(Key("s")));
+  EXPECT_EQ(info.version, 3);
+  EXPECT_EQ(info.n_tokens, 0);
+  EXPECT_OK(Suspend(to_.get(), Spec("s", 3, 0, 20, "again"), 1));
+  ExpectNothingLeaks(to_.get());
+}
+
 TEST_F(SessionImportTest, TakesNobodysPlace) {
   ASSERT_OK(Suspend(to_.get(), Spec("s", 0, 0, 20, "mine"), 1));
   const auto import = NewImport(to_.get());

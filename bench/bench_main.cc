@@ -30,6 +30,7 @@
 #include "bench/scale.h"
 #include "bench/size.h"
 #include "bench/store_limits.h"
+#include "service/version.h"
 
 namespace torpor::bench {
 namespace {
@@ -158,6 +159,8 @@ int Main(int argc, char** argv) {
   Flags flags;
   flags.words.assign(argv + 1, argv + argc);
   CLI::App app{"Measures Torpor; every benchmark verifies before it times"};
+  app.set_version_flag("--version",
+                       std::string("torpor-bench ") + service::kVersion);
   // One is required; asked for below, so that an unknown one is named.
   app.require_subcommand(0, 1);
   app.fallthrough();

@@ -56,7 +56,7 @@ int Main(int argc, char** argv) {
     return 1;
   }
   CLI::App app{"Puts LLM sessions to sleep on SSD and wakes them again"};
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", std::string("torpor ") + kVersion);
   // One is required; asked for below, so that an unknown one is named.
   app.require_subcommand(0, 1);
   app.fallthrough();

@@ -325,7 +325,9 @@ TEST_F(DaemonStartTest, FlagsThatCannotBe) {
   }
   const auto version = Spawn({"--version"});
   EXPECT_EQ(version->Wait(), 0);
-  EXPECT_NE(version->output(), "");
+  EXPECT_TRUE(std::regex_match(version->output(),
+                               std::regex("torpord [0-9]+(\\.[0-9]+){2}\n")))
+      << version->output();
 }
 
 }  // namespace

@@ -136,15 +136,15 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--seed", common.seed, "Of made-up tokens, rows and times")
       ->capture_default_str();
   app->add_option("--commit", flags->commit, "Named in the results");
-  app->add_option("--bin", common.bin_dir, "Holds torpord")
-      ->capture_default_str();
+  app->add_option("--bin", common.bin_dir,
+                  "Holds torpord (default: where torpor-bench is)");
 }
 
 // CLI11 lets "-1" wrap to the largest number.
 void RefuseNegativeCounts(CLI::App* command) {
   for (CLI::Option* option : command->get_options()) {
     if (option->get_type_name() == "UINT") {
-      option->check(CLI::NonNegativeNumber);
+      option->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
     }
   }
 }

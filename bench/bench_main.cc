@@ -30,6 +30,7 @@
 #include "bench/scale.h"
 #include "bench/size.h"
 #include "bench/store_limits.h"
+#include "service/version.h"
 
 namespace torpor::bench {
 namespace {
@@ -135,15 +136,15 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--seed", common.seed, "Of made-up tokens, rows and times")
       ->capture_default_str();
   app->add_option("--commit", flags->commit, "Named in the results");
-  app->add_option("--bin", common.bin_dir, "Holds torpord")
-      ->capture_default_str();
+  app->add_option("--bin", common.bin_dir,
+                  "Holds torpord (default: where torpor-bench is)");
 }
 
 // CLI11 lets "-1" wrap to the largest number.
 void RefuseNegativeCounts(CLI::App* command) {
   for (CLI::Option* option : command->get_options()) {
     if (option->get_type_name() == "UINT") {
-      option->check(CLI::NonNegativeNumber);
+      option->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
     }
   }
 }
@@ -158,6 +159,8 @@ int Main(int argc, char** argv) {
   Flags flags;
   flags.words.assign(argv + 1, argv + argc);
   CLI::App app{"Measures Torpor; every benchmark verifies before it times"};
+  app.set_version_flag("--version",
+                       std::string("torpor-bench ") + service::kVersion);
   // One is required; asked for below, so that an unknown one is named.
   app.require_subcommand(0, 1);
   app.fallthrough();

@@ -4,7 +4,12 @@
 
 include(GNUInstallDirs)
 
-set(TORPOR_PACKAGER "Torpor maintainers <maintainers@torpor.invalid>"
+# Debian's own tools take who packages from these.
+set(packager "Torpor maintainers <maintainers@torpor.invalid>")
+if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
+  set(packager "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
+endif()
+set(TORPOR_PACKAGER ${packager}
   CACHE STRING "Who answers for the package: name <address>.")
 set(deploy ${CMAKE_SOURCE_DIR}/deploy)
 set(packaged ${CMAKE_BINARY_DIR}/packaged)
@@ -16,8 +21,25 @@ add_custom_command(OUTPUT ${packaged}/torpor.bash ${packaged}/changelog.gz
   COMMAND gzip -9nc ${deploy}/debian/changelog > ${packaged}/changelog.gz
   DEPENDS torpor ${deploy}/debian/changelog VERBATIM)
 file(MAKE_DIRECTORY ${packaged})
+set(pages)
+# So are their manual pages.
+foreach(page torpor.1 torpor-bench.1 torpord.8)
+  get_filename_component(program ${page} NAME_WE)
+  get_filename_component(section ${page} LAST_EXT)
+  string(SUBSTRING ${section} 1 1 section)
+  add_custom_command(OUTPUT ${packaged}/${page}.gz
+    COMMAND ${deploy}/debian/man-page $<TARGET_FILE:${program}> ${section}
+      > ${packaged}/${page}
+    COMMAND gzip -9nf ${packaged}/${page}
+    DEPENDS ${program} ${deploy}/debian/man-page ${deploy}/debian/${program}.h2m
+      ${deploy}/debian/changelog
+    VERBATIM)
+  list(APPEND pages ${packaged}/${page}.gz)
+  install(FILES ${packaged}/${page}.gz
+    DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section})
+endforeach()
 add_custom_target(torpor_packaged ALL
-  DEPENDS ${packaged}/torpor.bash ${packaged}/changelog.gz)
+  DEPENDS ${packaged}/torpor.bash ${packaged}/changelog.gz ${pages})
 
 # torpor-bench stands beside torpor, which starts it.
 install(TARGETS torpord torpor torpor-bench RUNTIME)

@@ -207,9 +207,12 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
   }
   absl::StatusOr<std::unique_ptr<SegmentLink>> link =
       SegmentLink::Take(unix_path_, choice, flow);
-  if (link.ok() || options_.plane == RowPlane::kSharedMemory) return link;
-  unreachable_.store(true);
-  return absl::UnavailableError(link.status().message());
+  // The socket answers, and only this segment is gone.
+  const bool gone = absl::IsNotFound(link.status());
+  if (options_.plane == RowPlane::kAuto && !link.ok() && !gone) {
+    unreachable_.store(true);
+  }
+  return link;
 }
 
 // ---- suspend --------------------------------------------------------------
@@ -217,14 +220,8 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
 absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
   const bool worth = BytesOf(call) >= kWorthSharing ||
                      options_.plane == RowPlane::kSharedMemory;
-  if (!worth || !OffersSharedMemory()) return SuspendInOne(call);
-  const bool reachable = !unreachable_.load();
-  absl::StatusOr<v1::SuspendReceipt> receipt = SuspendInParts(call);
-  // The descriptor socket could not be reached, nothing was sent.
-  if (!receipt.ok() && reachable && unreachable_.load()) {
-    return SuspendInOne(call);
-  }
-  return receipt;
+  return worth && OffersSharedMemory() ? SuspendInParts(call)
+                                       : SuspendInOne(call);
 }
 
 absl::StatusOr<v1::SuspendReceipt> Client::SuspendInOne(
@@ -338,7 +335,12 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
   };
   const absl::StatusOr<std::unique_ptr<SegmentLink>> link =
       TakeSegment(begun.plane(), Flow::kToServer);
-  if (!link.ok()) return abandon(link.status());
+  if (!link.ok()) {
+    const absl::Status why = abandon(link.status());
+    // Nothing was sent.
+    if (options_.plane == RowPlane::kAuto) return SuspendInOne(call);
+    return why;
+  }
   if (absl::Status s = PutRows(call, begun, link->get()); !s.ok()) {
     return abandon(s);
   }
@@ -354,14 +356,7 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
 // ---- resume ---------------------------------------------------------------
 
 absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
-  const bool offer = OffersSharedMemory();
-  const bool reachable = !unreachable_.load();
-  absl::StatusOr<ResumeAnswer> answer = ResumeOnce(call, offer);
-  // Nothing was handed on before the segment was there.
-  if (!answer.ok() && reachable && unreachable_.load()) {
-    return ResumeOnce(call, false);
-  }
-  return answer;
+  return ResumeOnce(call, OffersSharedMemory());
 }
 
 // One Resume stream as its messages come.
@@ -437,8 +432,11 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
   }
   stream->WritesDone();
 
-  ResumeReader reader(call, [this](const v1::DataPlaneChoice& choice) {
-    return TakeSegment(choice, Flow::kToClient);
+  absl::Status segment;
+  ResumeReader reader(call, [&](const v1::DataPlaneChoice& choice) {
+    auto link = TakeSegment(choice, Flow::kToClient);
+    segment = link.status();
+    return link;
   });
   absl::Status taken;
   grpc::ByteBuffer buffer;
@@ -446,10 +444,18 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
     taken = reader.Take(buffer);
     buffer.Clear();
   }
-  if (!taken.ok()) context->TryCancel();
+  // A segment that is gone ended with its call, which says why.
+  const bool gone = absl::IsNotFound(segment);
+  while (gone && stream->Read(&buffer)) buffer.Clear();
+  if (!taken.ok() && !gone) context->TryCancel();
   const grpc::Status status = stream->Finish();
-  if (!taken.ok()) return taken;
+  if (!taken.ok() && !gone) {
+    // Nothing was handed on before the segment was there.
+    const bool again = !segment.ok() && options_.plane == RowPlane::kAuto;
+    return again ? ResumeOnce(call, false) : taken;
+  }
   if (!status.ok()) return FromGrpcStatus(status);
+  if (!taken.ok()) return taken;
   return std::move(reader.answer());
 }
 

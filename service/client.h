@@ -141,8 +141,8 @@ class Client {
 
   // Whether calls offer shared memory.
   [[nodiscard]] bool OffersSharedMemory() const;
-  // The segment of an answer; null for gRPC. An error when shared memory alone
-  // would do; kUnavailable, and no further offers, when it cannot be reached.
+  // The segment of an answer; null for gRPC, an error when shared memory alone
+  // would do. kNotFound when it is gone; other errors of kAuto end its offers.
   absl::StatusOr<std::unique_ptr<SegmentLink>> TakeSegment(
       const v1::DataPlaneChoice& choice, Flow flow);
 

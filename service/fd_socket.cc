@@ -3,7 +3,6 @@
 #include "service/fd_socket.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -93,23 +92,20 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<uid_t> PeerUid(int fd) {
+absl::StatusOr<ucred> PeerOf(int fd) {
   ucred peer = {};
   socklen_t n = sizeof(peer);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) {
     return absl::UnavailableError(
         absl::StrFormat("SO_PEERCRED: %s", std::strerror(errno)));
   }
-  return peer.uid;
+  return peer;
 }
 
-bool PeerInGroup(int fd, gid_t group) {
-  ucred peer = {};
-  socklen_t n = sizeof(peer);
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) return false;
+bool PeerInGroup(int fd, const ucred& peer, gid_t group) {
   if (peer.gid == group) return true;
   // The kernel says how much room it wants.
-  n = 0;
+  socklen_t n = 0;
   std::vector<gid_t> groups;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, nullptr, &n) != 0) {
     if (errno != ERANGE) return false;

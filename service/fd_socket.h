@@ -8,6 +8,7 @@
 #ifndef TORPOR_SERVICE_FD_SOCKET_H_
 #define TORPOR_SERVICE_FD_SOCKET_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -30,9 +31,9 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path);
 // kUnavailable when nobody answers.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
 // Who connected, as the kernel saw it then.
-absl::StatusOr<uid_t> PeerUid(int fd);
-// Whether who connected was in the group, by its own or a further one.
-bool PeerInGroup(int fd, gid_t group);
+absl::StatusOr<ucred> PeerOf(int fd);
+// Whether that peer was in the group, by its own or a further one.
+bool PeerInGroup(int fd, const ucred& peer, gid_t group);
 
 // One byte with descriptors, without waiting; false when the peer is gone.
 bool SendDescriptors(int fd, uint8_t code, std::span<const int> descriptors);

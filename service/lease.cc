@@ -25,6 +25,13 @@ uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
           .count());
 }
 
+// Whether a window of the cut has any row that is not stored with the others.
+bool OwesRows(const replay::ModelLayout& layout, uint64_t cut) {
+  const std::vector<replay::SlotRows> owed = replay::WindowRowsAt(layout, cut);
+  return std::any_of(owed.begin(), owed.end(),
+                     [](const auto& rows) { return rows.first < rows.end; });
+}
+
 }  // namespace
 
 // ---- begin ----------------------------------------------------------------
@@ -220,7 +227,8 @@ absl::Status Lease::MakePlan() {
                             .has_snapshot = has_snapshot,
                             .has_witness = info.has_witness() && at_tip}));
   }
-  if (mode == replay::ReplayMode::kSnapshot && !has_snapshot) {
+  if (mode == replay::ReplayMode::kSnapshot && !has_snapshot &&
+      OwesRows(model_->layout, cut_)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("snapshot: session '%s' has none at token %d",
                         header_.session(), cut_));

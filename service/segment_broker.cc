@@ -218,10 +218,11 @@ class SegmentBroker::Loop {
   }
 
   [[nodiscard]] bool MayTake(int fd) const {
-    const absl::StatusOr<uid_t> uid = PeerUid(fd);
-    if (uid.ok() && (*uid == geteuid() || *uid == 0)) return true;
+    const absl::StatusOr<ucred> peer = PeerOf(fd);
+    if (!peer.ok()) return false;
+    if (peer->uid == geteuid() || peer->uid == 0) return true;
     const std::optional<gid_t>& group = shared_->options.group;
-    return group.has_value() && PeerInGroup(fd, *group);
+    return group.has_value() && PeerInGroup(fd, *peer, *group);
   }
 
   // Somebody showed a nonce: the segment, or why not.

@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "service/closed_directory.h"
 #include "service/log.h"
 #include "service/model_and_admin_service.h"
 #include "service/session_service.h"
@@ -74,6 +75,18 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsOf(
         GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
   }
   return grpc::SslServerCredentials(tls);
+}
+
+// A directory that stood there before keeps its mode: it may be another's.
+void WarnOfClosedDirectory(const std::string& path,
+                           std::optional<gid_t> group) {
+  if (!group.has_value()) return;
+  const std::string directory = DirectoryClosedTo(*group, path);
+  if (directory.empty()) return;
+  LogEvent(spdlog::level::warn, "socket_group_shut_out",
+           {{"listen", path},
+            {"directory", directory},
+            {"socket_group", std::to_string(*group)}});
 }
 
 }  // namespace
@@ -203,6 +216,7 @@ absl::Status Server::Impl::Listen() {
           UnixSocketPath::Take(address.substr(sizeof(kUnixPrefix) - 1),
                                options.socket_group));
       sockets.push_back(std::move(path));
+      WarnOfClosedDirectory(sockets.back()->path(), options.socket_group);
       TORPOR_RETURN_IF_ERROR(ListenForSegments(sockets.back()->path()));
       builder.AddListeningPort("unix:" + sockets.back()->path(),
                                grpc::InsecureServerCredentials());

@@ -142,7 +142,7 @@ int Main(int argc, char** argv) {
     return 1;
   }
   CLI::App app{"Keeps sleeping LLM sessions on SSD and wakes them"};
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", std::string("torpord ") + kVersion);
   Flags flags;
   app.add_option("--config", flags.config, "TOML file");
   app.add_option("--data-dir", flags.data_dir, "Where sessions are kept")

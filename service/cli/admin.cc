@@ -2,6 +2,10 @@
 //
 // torpor stats | verify | backup | health | doctor.
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -12,6 +16,7 @@
 #include "kernels/cuda_devices.h"
 #include "kernels/isa.h"
 #include "service/cli/context.h"
+#include "service/closed_directory.h"
 
 namespace torpor::service::cli {
 namespace {
@@ -189,6 +194,36 @@ std::vector<Finding> Examine(Client* client) {
   return findings;
 }
 
+// Who may connect, as far as modes tell.
+std::vector<Finding> ExamineSocket(const std::string& path) {
+  struct stat st;
+  if (path.empty() || stat(path.c_str(), &st) != 0 ||
+      (st.st_mode & S_IWGRP) == 0) {
+    return {};
+  }
+  const std::string closed =
+      DirectoryClosedTo(st.st_gid, std::filesystem::absolute(path).string());
+  return {{closed.empty(),
+           closed.empty()
+               ? absl::StrFormat("%s: open to group %d", path, st.st_gid)
+               : absl::StrFormat("%s: open to group %d, which may not pass %s",
+                                 path, st.st_gid, closed),
+           absl::StrFormat("listen in another directory, or let them pass: "
+                           "chgrp %d %s; chmod g+x %s",
+                           st.st_gid, closed, closed)}};
+}
+
+// What to do about a daemon that does not answer at the path, or elsewhere.
+std::string AdviceForSilence(const std::string& path) {
+  if (!path.empty() && access(path.c_str(), W_OK) != 0 && errno == EACCES) {
+    return absl::StrFormat(
+        "this user may not open %s: join the group that socket_group names, "
+        "and look at the modes of the directories above it",
+        path);
+  }
+  return "start it: torpord --data-dir DIR --listen unix:///path/torpor.sock";
+}
+
 // "2 (NVIDIA H100, ...)", or why there is none.
 std::string DescribeGpus() {
   const auto devices = kernels::CudaDevices();
@@ -213,15 +248,18 @@ absl::Status Doctor(Context* context) {
        absl::StrFormat("CPU paths here: %s", absl::StrJoin(isas, ", ")),
        "replay runs on the portable path, which is slow"});
   findings.push_back({true, "GPUs here: " + DescribeGpus(), ""});
+  const std::string path = UnixPathOf(context->client.address);
+  for (Finding& finding : ExamineSocket(path)) {
+    findings.push_back(std::move(finding));
+  }
   const absl::StatusOr<Client*> client = context->Connect();
   if (client.ok()) {
     for (Finding& finding : Examine(*client)) {
       findings.push_back(std::move(finding));
     }
   } else {
-    findings.push_back(
-        {false, std::string(client.status().message()),
-         "start it: torpord --data-dir DIR --listen unix:///path/torpor.sock"});
+    findings.push_back({false, std::string(client.status().message()),
+                        AdviceForSilence(path)});
   }
   int bad = 0;
   nlohmann::json json = nlohmann::json::array();

@@ -42,7 +42,7 @@ const char* Advice(absl::StatusCode code) {
 void RefuseNegativeCounts(CLI::App* command) {
   for (CLI::Option* option : command->get_options()) {
     if (option->get_type_name() == "UINT") {
-      option->check(CLI::NonNegativeNumber);
+      option->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
     }
   }
   for (CLI::App* sub : command->get_subcommands(nullptr)) {
@@ -56,7 +56,7 @@ int Main(int argc, char** argv) {
     return 1;
   }
   CLI::App app{"Puts LLM sessions to sleep on SSD and wakes them again"};
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", std::string("torpor ") + kVersion);
   // One is required; asked for below, so that an unknown one is named.
   app.require_subcommand(0, 1);
   app.fallthrough();
@@ -80,7 +80,8 @@ int Main(int argc, char** argv) {
   app.add_option("--plane", context.client.plane,
                  "How rows travel: auto, grpc or shm (default auto: shared "
                  "memory over unix sockets)")
-      ->transform(CLI::CheckedTransformer(planes));
+      ->transform(CLI::CheckedTransformer(planes))
+      ->option_text("NAME");
   app.add_flag("--json", context.json, "Machine-readable output");
 
   Run run;

@@ -284,6 +284,30 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   }
 }
 
+// The weights of w8 as a model without windows.
+TEST_F(CliTest, ASnapshotWakeWantsNoSnapshotWhereEveryLayerPersists) {
+  const std::string full = dir().File("full");
+  std::filesystem::copy(ModelDir("w8"), full);
+  json config = json::parse(std::ifstream(full + "/config.json"));
+  for (json& layer : config["layer_types"]) layer = "full_attention";
+  Write("full/config.json", config.dump());
+  Start();
+  Succeeds({"model", "add", full});
+  Succeeds({"run", "--session", "s", "--model", "full", "--tokens",
+            Write("tokens.json", "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"),
+            "--generate", "4", "--threads", "1"});
+  std::map<std::string, json> woken;
+  for (const char* mode : {"exact", "snapshot"}) {
+    woken[mode] =
+        Succeeds({"run", "--session", "s", "--model", "full", "--generate",
+                  "20", "--no-sleep", "--threads", "1", "--wake", mode});
+  }
+  EXPECT_EQ(woken["snapshot"]["tokens"], woken["exact"]["tokens"]);
+  const json& receipt = woken["snapshot"]["resume"]["receipt"];
+  EXPECT_EQ(receipt["mode_used"], "REPLAY_MODE_SNAPSHOT") << receipt;
+  EXPECT_EQ(receipt["replayed_tokens"], "0") << receipt;
+}
+
 // ---- commands that need no daemon -----------------------------------------
 
 TEST_F(CliTest, PlanPrintsTheFiguresOfAConfig) {

@@ -20,7 +20,9 @@
 namespace torpor::e2e {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class DaemonStartTest : public DaemonTest {
  protected:
@@ -82,6 +84,35 @@ TEST_F(DaemonStartTest, AGroupMayConnect) {
   };
   EXPECT_EQ(stats_as("4321"), 0);
   EXPECT_EQ(stats_as("4322"), 1);
+}
+
+TEST_F(DaemonStartTest, ADirectoryThatShutsTheGroupOutIsTold) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root, to be somebody else";
+  ASSERT_EQ(chmod(dir().path().c_str(), 0755), 0);
+  const std::string run = dir().File("run");
+  // As a start without socket_group makes it.
+  ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
+  Start("socket_group = '4321'\n");
+  EXPECT_EQ(ModeOf(run), 0700);
+  EXPECT_THAT(daemon().error(), AllOf(HasSubstr("event=socket_group_shut_out"),
+                                      HasSubstr("directory=" + run + " "),
+                                      HasSubstr("socket_group=4321")));
+  Finished doctor = Torpor({"doctor"});
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out,
+              HasSubstr("chgrp 4321 " + run + "; chmod g+x " + run));
+  const Finished member = RunToEnd(
+      {"/usr/bin/setpriv", "--reuid=65534", "--regid=4321", "--clear-groups",
+       TorporPath(), "--server", Address(), "--timeout", "2", "doctor"});
+  EXPECT_THAT(member.out, HasSubstr("this user may not open " + Socket()));
+
+  ASSERT_EQ(chown(run.c_str(), -1, 4321), 0);
+  ASSERT_EQ(chmod(run.c_str(), 0710), 0);
+  doctor = Torpor({"doctor"});
+  EXPECT_THAT(doctor.out, HasSubstr("ok    " + Socket() + ": open to group"));
+  Stop();
+  Start("socket_group = '4321'\n");
+  EXPECT_THAT(daemon().error(), Not(HasSubstr("shut_out")));
 }
 
 TEST_F(DaemonStartTest, AServiceManagerIsTold) {
@@ -294,7 +325,9 @@ TEST_F(DaemonStartTest, FlagsThatCannotBe) {
   }
   const auto version = Spawn({"--version"});
   EXPECT_EQ(version->Wait(), 0);
-  EXPECT_NE(version->output(), "");
+  EXPECT_TRUE(std::regex_match(version->output(),
+                               std::regex("torpord [0-9]+(\\.[0-9]+){2}\n")))
+      << version->output();
 }
 
 }  // namespace

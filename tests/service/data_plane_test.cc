@@ -317,7 +317,7 @@ TEST_F(DataPlaneTest, SnapshotRowsGoThroughTheSegmentToo) {
   Woken woken;
   v1::WindowChunk chunk;
   while (reader->Read(&chunk)) {
-    ASSERT_OK(TakeShared(chunk, true, down.get(), &ring, &woken));
+    ASSERT_OK(TakeShared(chunk, true, &ring, &woken));
   }
   ASSERT_OK(FromGrpcStatus(reader->Finish()));
   EXPECT_TRUE(woken.window.at(kWindow).bytes ==
@@ -348,7 +348,7 @@ TEST_F(DataPlaneTest, AResumeWaitsForAClientThatTakesItsSegmentLate) {
   Woken woken;
   bool receipt = false;
   while (stream->Read(&chunk)) {
-    ASSERT_OK(TakeShared(chunk, /*window=*/false, link.get(), &ring, &woken));
+    ASSERT_OK(TakeShared(chunk, /*window=*/false, &ring, &woken));
     receipt = receipt || chunk.has_receipt();
   }
   EXPECT_TRUE(receipt);

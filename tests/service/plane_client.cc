@@ -86,7 +86,7 @@ absl::StatusOr<Woken> ReadShared(v1::SessionService::Stub* stub,
   v1::RowChunk chunk;
   absl::Status taken;
   while (reader->Read(&chunk)) {
-    taken.Update(TakeShared(chunk, false, link, &ring, &woken));
+    taken.Update(TakeShared(chunk, false, &ring, &woken));
     ++woken.n_messages;
   }
   const grpc::Status status = reader->Finish();

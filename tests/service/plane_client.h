@@ -32,10 +32,10 @@ absl::StatusOr<uint64_t> PutShared(v1::SessionService::Stub* stub,
                                    SegmentLink* link,
                                    std::vector<v1::PutRowsRequest> messages);
 
-// Rows of a message, in the segment, into `woken`.
+// Rows of a message, in the ring's segment, into `woken`.
 template <typename Chunk>
-absl::Status TakeShared(const Chunk& chunk, bool window, SegmentLink* link,
-                        RingConsumer* ring, Woken* woken) {
+absl::Status TakeShared(const Chunk& chunk, bool window, RingConsumer* ring,
+                        Woken* woken) {
   if (!chunk.data().empty()) return absl::InternalError("rows in a message");
   for (const v1::RowPiece& piece : chunk.pieces()) {
     const auto bytes = ring->View(piece.position(),

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "tests/service/metric_value.h"
 #include "tests/service/model_fixture.h"
 
 namespace torpor::service {
@@ -50,12 +50,7 @@ class PrefetchTest : public ModelReplayTest {
     AwaitCount("held", before + 1);
   }
   uint64_t Count(const std::string& event) {
-    const std::string text = server().backend().metrics().Text();
-    const std::string name =
-        absl::StrCat("torpor_prefetches_total{event=\"", event, "\"} ");
-    const size_t at = text.find(name);
-    return at == std::string::npos ? 0
-                                   : std::stoull(text.substr(at + name.size()));
+    return PrefetchCount(server().backend().metrics().Text(), event);
   }
   void AwaitCount(const std::string& event, uint64_t n) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;

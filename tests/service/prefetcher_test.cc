@@ -11,7 +11,7 @@
 #include <atomic>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "tests/service/metric_value.h"
 #include "tests/testing/random.h"
 #include "tests/testing/status_matchers.h"
 
@@ -97,12 +97,7 @@ class PrefetcherTest : public ::testing::Test {
     return work;
   }
   uint64_t Count(const std::string& event) const {
-    const std::string text = metrics_.Text();
-    const std::string name =
-        absl::StrCat("torpor_prefetches_total{event=\"", event, "\"} ");
-    const size_t at = text.find(name);
-    return at == std::string::npos ? 0
-                                   : std::stoull(text.substr(at + name.size()));
+    return PrefetchCount(metrics_.Text(), event);
   }
   void AwaitCount(const std::string& event, uint64_t n) {
     Await([&] { return Count(event) == n; });

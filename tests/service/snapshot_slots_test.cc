@@ -290,14 +290,50 @@ TEST_F(SnapshotSlotsTest, ACutThatOwesNoRowsNeedsNoSnapshot) {
   const replay::ModelLayout layout = LayoutWith(held);
   ASSERT_NO_FATAL_FAILURE(Register("m", layout));
   ASSERT_OK(Sleep("m", layout, false));
-  v1::BeginResumeHeader header = Wake("m", v1::REPLAY_MODE_EXACT);
-  header.set_cut(48);
-  ASSERT_OK_AND_ASSIGN(const Woken woken, Resume(header));
-  ExpectRows(layout, woken.compact, {{0, {0, 48}}});
-  EXPECT_THAT(woken.window, IsEmpty());
-  header.set_cut(49);
-  EXPECT_THAT(Resume(header),
-              HasStatus(StatusCode::kFailedPrecondition, "slot 'chunked'"));
+  for (const auto& [mode, reason] :
+       {std::pair{v1::REPLAY_MODE_EXACT, "slot 'chunked'"},
+        {v1::REPLAY_MODE_SNAPSHOT, "has none at token 49"}}) {
+    v1::BeginResumeHeader header = Wake("m", mode);
+    header.set_cut(48);
+    ASSERT_OK_AND_ASSIGN(const Woken woken, Resume(header));
+    ExpectRows(layout, woken.compact, {{0, {0, 48}}});
+    EXPECT_THAT(woken.window, IsEmpty());
+    EXPECT_EQ(woken.receipt->mode_used(), mode);
+    header.set_cut(49);
+    EXPECT_THAT(Resume(header),
+                HasStatus(StatusCode::kFailedPrecondition, reason));
+  }
+}
+
+// Asked for at suspend or not, at the tip, at a cut and by tokens alone.
+TEST_F(SnapshotSlotsTest, ASnapshotOfALayoutWithoutWindowsIsAllThatPersists) {
+  const replay::ModelLayout layout = LayoutWith({});
+  for (const bool with_snapshot : {false, true}) {
+    const std::string model = with_snapshot ? "asked" : "not";
+    ASSERT_NO_FATAL_FAILURE(Register(model, layout));
+    ASSERT_OK_AND_ASSIGN(const v1::SuspendReceipt slept,
+                         Sleep(model, layout, with_snapshot));
+    EXPECT_EQ(slept.snapshot_bytes(), 0);
+    v1::BeginResumeHeader cut = Wake(model, v1::REPLAY_MODE_SNAPSHOT);
+    cut.set_cut(kCut - 1);
+    v1::BeginResumeHeader tokens = Wake("", v1::REPLAY_MODE_SNAPSHOT);
+    tokens.set_model(model);
+    for (const auto& [woken, n] :
+         {std::pair{Resume(Wake(model, v1::REPLAY_MODE_SNAPSHOT)), kCut},
+          {Resume(cut), kCut - 1},
+          {Resume(tokens, ToyIds(1, kCut)), kCut}}) {
+      ASSERT_OK(woken.status());
+      ExpectRows(layout, woken->compact, {{0, {0, n}}});
+      EXPECT_THAT(woken->window, IsEmpty());
+      const v1::ResumeReceipt& receipt = *woken->receipt;
+      EXPECT_EQ(receipt.mode_used(), v1::REPLAY_MODE_SNAPSHOT);
+      EXPECT_TRUE(receipt.exact());
+      EXPECT_EQ(receipt.loaded_tokens(), n);
+      EXPECT_EQ(receipt.replayed_tokens(), 0);
+      EXPECT_EQ(receipt.bytes_read(), n * kKvBytes);
+      ExpectAddsUp(receipt);
+    }
+  }
 }
 
 }  // namespace

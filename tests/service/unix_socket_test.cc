@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "service/closed_directory.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 
@@ -74,6 +75,32 @@ TEST_F(UnixSocketTest, AGroupIsLetIn) {
   ASSERT_EQ(stat(taken->path().c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 0777, 0660);
   EXPECT_EQ(st.st_gid, getegid());
+}
+
+TEST_F(UnixSocketTest, ADirectoryThatStoodThereKeepsItsModeAndIsNamed) {
+  const std::string run = dir_.File("run");
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0711), 0);
+  ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
+  ASSERT_OK(UnixSocketPath::Take(run + "/s", getegid()));
+  struct stat st = {};
+  ASSERT_EQ(stat(run.c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 07777, 0700);
+
+  const gid_t other = getegid() + 1;
+  const auto closed = [&](gid_t group) {
+    return DirectoryClosedTo(group, run + "/s");
+  };
+  EXPECT_EQ(closed(getegid()), run);
+  ASSERT_EQ(chmod(run.c_str(), 0750), 0);
+  EXPECT_EQ(closed(getegid()), "");
+  EXPECT_EQ(closed(other), run);
+  // Members of the directory's group are not among all others.
+  ASSERT_EQ(chmod(run.c_str(), 0701), 0);
+  EXPECT_EQ(closed(getegid()), run);
+  EXPECT_EQ(closed(other), "");
+  // From the root on.
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0700), 0);
+  EXPECT_EQ(closed(other), dir_.path());
 }
 
 TEST_F(UnixSocketTest, WithoutAGroupNothingIsShared) {

@@ -63,7 +63,8 @@ const std::vector<Narrow>& Narrows() {
                   "\\.cc|replay/fingerprint\\.cc|(service|bench)/.*")},
       {"immintrin.h", std::regex("kernels/simd_.*\\.h")},
       {"cpuid.h", std::regex("kernels/isa\\.cc")},
-      {"cuda", std::regex("kernels/(cuda_simt\\.h|runtime_cuda\\.h|.*_cuda\\.cc)")},
+      {"cuda",
+       std::regex("kernels/(cuda_simt\\.h|runtime_cuda\\.h|.*_cuda\\.cc)")},
   };
   return *narrows;
 }

@@ -138,6 +138,24 @@ def test_snapshot_and_its_witness_come_back(any_plane: torpor.Client) -> None:
     assert engine.begun.witness == witness
 
 
+def test_a_snapshot_of_a_model_without_windows_is_what_persists(
+    any_plane: torpor.Client,
+) -> None:
+    layout = torpor.Layout("full", 2, 1000, toy.LAYOUT.slots[: toy.SLIDING])
+    toy.register(any_plane, "full", layout)
+    any_plane.suspend(
+        SuspendSpec("s", "full", toy.ids_of(13, 50)), toy.rows_for(13, 50, layout)
+    )
+    for cut in (0, 48):
+        woken = any_plane.resume(ResumeSpec("s", mode="snapshot", cut=cut))
+        toy.expect_rows(woken, 13, layout)
+        assert woken.window is not None and not list(woken.window.rows)
+        assert woken.receipt.mode_used is torpor.ReplayMode.SNAPSHOT
+        assert woken.receipt.exact
+        assert woken.receipt.loaded_tokens == (cut or 50)
+        assert woken.receipt.replayed_tokens == 0
+
+
 def test_a_recurrent_state_comes_back(client: torpor.Client) -> None:
     layout = torpor.Layout(
         "rec",

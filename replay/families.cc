@@ -261,6 +261,7 @@ absl::StatusOr<Found> FindFamily(const json& config) {
 
 std::vector<std::string> KnownFamilies() {
   std::vector<std::string> names;
+  names.reserve(kFamilies.size());
   for (const Family& family : kFamilies) names.push_back(family.model_type);
   return names;
 }

@@ -140,6 +140,7 @@ void AttentionSite::WriteEntries(uint32_t l, const CompressorWeights& w,
   FloatRows pooled = FindGroups(l, w, batch, entering, x, &groups);
   if (groups.empty()) return;
   std::vector<RowRun> closing;
+  closing.reserve(groups.size());
   for (const Group& group : groups) closing.push_back(group.closing);
   const int64_t ratio = layer(l).ratio;
 
@@ -165,7 +166,7 @@ FloatRows AttentionSite::FindGroups(uint32_t l, const CompressorWeights& w,
       batch.Written(Index(pools ? slots_[l].open : slots_[l].main));
   if (runs.empty()) return {};
   const FloatRows own = math_.Gather(BlocksIn(runs, entering), x);
-  const FloatRows values = math_.Multiply(w.wkv, own);
+  FloatRows values = math_.Multiply(w.wkv, own);
   if (!pools) {
     for (const RowRun& run : OneByOne(runs)) {
       groups->push_back({run.segment, run.position, run});

@@ -10,6 +10,7 @@ namespace {
 std::vector<const kernels::PackedMatrix*> PointersTo(
     const std::vector<kernels::PackedMatrix>& matrices) {
   std::vector<const kernels::PackedMatrix*> pointers;
+  pointers.reserve(matrices.size());
   for (const kernels::PackedMatrix& m : matrices) pointers.push_back(&m);
   return pointers;
 }

@@ -65,7 +65,7 @@ class ModelRegistry {
  public:
   // `store` outlives the registry.
   ModelRegistry(store::SessionStore* store, ModelRegistryOptions options)
-      : store_(store), options_(options) {}
+      : store_(store), options_(std::move(options)) {}
 
   // Registers again what the store remembers. A model whose weights are gone
   // stays known, without an executor and with the reason.

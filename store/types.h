@@ -27,7 +27,7 @@ using RecordNumber = uint64_t;
 inline constexpr size_t kMaxSessionIdBytes = 256;
 inline constexpr size_t kMaxOperationIdBytes = 64;
 inline constexpr size_t kMaxExtraKeyBytes = 64;
-inline constexpr size_t kMaxClientStateBytes = 64 * 1024;
+inline constexpr size_t kMaxClientStateBytes = size_t{64} * 1024;
 inline constexpr size_t kMaxLabels = 64;
 inline constexpr size_t kMaxLabelBytes = 256;
 // Tokens without KV that a session may carry (the last sampled ones).

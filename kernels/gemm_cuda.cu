@@ -331,9 +331,7 @@ void PackMatrixKernel(PackMatrixParams p, int64_t end_column) {
                    left < m.unit() ? left : m.unit(), false, v);
     uint4 packed;
     if (m.dtype == DType::kBf16) {
-      packed = make_uint4(
-          device::Bf16Pair(v[0], v[1]), device::Bf16Pair(v[2], v[3]),
-          device::Bf16Pair(v[4], v[5]), device::Bf16Pair(v[6], v[7]));
+      packed = PackUnit(v);
     } else {
       packed = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
                           __float_as_uint(v[2]), __float_as_uint(v[3]));

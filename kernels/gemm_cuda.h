@@ -89,12 +89,17 @@ enum class GemmPath : uint8_t {
   // f32 multiply-adds in the order above. Error 1 (invalid value) for a in
   // bf16 against b in f32.
   kSimt,
-  // mma.sync: a and b in bf16, k a multiple of 16, a at a multiple of 16 bytes,
-  // else error 1. Ascending steps of 16 of k into one f32 accumulator whatever
-  // the number of rows, but the order inside a step is the device's: another
-  // numerics id. Never yet run on a device.
+  // mma.sync: a in bf16 against a matrix that FitsTensorCores, else error 1.
+  // Ascending steps of 16 of k into one f32 accumulator whatever the number of
+  // rows, but the order inside a step is the device's: another numerics id.
+  // Never yet run on a device.
   kTensorCores,
 };
+
+// bf16, k a multiple of 16.
+inline bool FitsTensorCores(const DeviceMatrix& b) {
+  return b.dtype == DType::kBf16 && b.k % 16 == 0;
+}
 
 struct GemmCudaParams {
   // [n_rows, b.k] of `a_dtype`, row-major.

@@ -30,6 +30,14 @@ struct MmaStep {
   uint4 b[kMmaLoads];
 };
 
+// Eight of a row of a.
+TORPOR_DEVICE_ONLY TORPOR_INLINE uint4 UnitOfA(const Bf16* p, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint4*>(p);
+  float v[8];
+  LoadUnitOfA<8>(p, 8, false, v);
+  return PackUnit(v);
+}
+
 TORPOR_DEVICE_ONLY TORPOR_INLINE void FetchMma(const GemmArgs& args,
                                                const GemmRows& rows, int64_t k,
                                                MmaStep* step) {
@@ -41,8 +49,8 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE void FetchMma(const GemmArgs& args,
     const int64_t a_k = k + at % kMmaUnits * 8;
     step->a[i] = make_uint4(0, 0, 0, 0);
     if (row < rows.n_rows && a_k < args.b.k) {
-      step->a[i] = *reinterpret_cast<const uint4*>(
-          GemmRowOfA<Bf16>(args, rows.entry + row) + a_k);
+      step->a[i] = UnitOfA(GemmRowOfA<Bf16>(args, rows.entry + row) + a_k,
+                           args.a_aligned);
     }
     const int64_t n =
         static_cast<int64_t>(blockIdx.x) * kMmaTile + at % kMmaTile;
@@ -71,12 +79,16 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE uint32_t PairAt(const Bf16* tile, int row,
   return *reinterpret_cast<const uint32_t*>(tile + row * kMmaStride + k);
 }
 
-// A warp's 32 x 32 of the tile, 16 of k from `k` on.
+// A warp's 32 x 32 of the tile, 16 of k from `k` on; of its rows those that
+// there are, in steps of 16.
 TORPOR_DEVICE_ONLY TORPOR_INLINE void MultiplyMma(const Bf16* a, const Bf16* b,
-                                                  int k, float (&c)[2][4][4]) {
+                                                  int k, int n_rows,
+                                                  float (&c)[2][4][4]) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int pair = k + static_cast<int>(threadIdx.x) % 4 * 2;
+  const int left = n_rows - warp / 2 * 32;
+  if (left <= 0) return;
   uint32_t as[2][4];
   TORPOR_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -92,7 +104,9 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE void MultiplyMma(const Bf16* a, const Bf16* b,
     const uint32_t b0 = PairAt(b, at, pair);
     const uint32_t b1 = PairAt(b, at, pair + 8);
     TORPOR_UNROLL
-    for (int i = 0; i < 2; ++i) device::Mma(as[i], b0, b1, c[i][j]);
+    for (int i = 0; i < 2; ++i) {
+      if (i * 16 < left) device::Mma(as[i], b0, b1, c[i][j]);
+    }
   }
 }
 
@@ -132,7 +146,7 @@ void GemmMmaKernel(GemmArgs args) {
     FetchMma(args, rows, k + kMmaK, &step);
     // Zeros behind the last 16 of k would be one more step for some k.
     for (int at = 0; at < kMmaK && k + at < args.b.k; at += 16) {
-      MultiplyMma(a, b, at, c);
+      MultiplyMma(a, b, at, rows.n_rows, c);
     }
     __syncthreads();
   }
@@ -142,8 +156,7 @@ void GemmMmaKernel(GemmArgs args) {
 }  // namespace
 
 int LaunchGemmMma(const GemmArgs& args, DType a_dtype, CudaStream stream) {
-  if (a_dtype != DType::kBf16 || args.b.dtype != DType::kBf16 ||
-      args.b.k % 16 != 0 || !args.a_aligned) {
+  if (a_dtype != DType::kBf16 || !FitsTensorCores(args.b)) {
     return kCudaInvalidValue;
   }
   const dim3 grid(static_cast<unsigned>((args.b.n + kMmaTile - 1) / kMmaTile),

@@ -104,6 +104,12 @@ TORPOR_DEVICE_ONLY inline void UnpackUnit(const uint4& x, float (&out)[4]) {
   out[3] = __uint_as_float(x.w);
 }
 
+// Eight values as the bf16 of a unit.
+TORPOR_DEVICE_ONLY inline uint4 PackUnit(const float (&v)[8]) {
+  return make_uint4(device::Bf16Pair(v[0], v[1]), device::Bf16Pair(v[2], v[3]),
+                    device::Bf16Pair(v[4], v[5]), device::Bf16Pair(v[6], v[7]));
+}
+
 // kTensorCores, in gemm_mma_cuda.cu.
 int LaunchGemmMma(const GemmArgs& args, DType a_dtype, CudaStream stream);
 

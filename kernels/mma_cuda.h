@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tensor cores' mma.sync of 16 x 8 x 16 bf16 with f32 sums. It has never
-// yet run: the emulator computes what PTX says of it, in ascending order of k.
+// yet run: the emulator computes what PTX says of it, and rounds once a step.
 
 #ifndef TORPOR_KERNELS_MMA_CUDA_H_
 #define TORPOR_KERNELS_MMA_CUDA_H_
@@ -33,19 +33,32 @@ TORPOR_DEVICE_ONLY TORPOR_INLINE void Mma(const uint32_t (&a)[4], uint32_t b0,
 inline void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                 float (&c)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int pair = 0; pair < 8; ++pair) {
-    // The pair's owner among four neighbours, and which of its registers.
-    const int t = pair % 4;
-    const int late = pair / 4;
-    for (int e = 0; e < 4; ++e) {
-      const uint32_t as =
-          __shfl_sync(kAllLanes, a[2 * late + e / 2], lane / 4 * 4 + t);
-      const uint32_t bs = __shfl_sync(kAllLanes, late == 0 ? b0 : b1,
-                                      (lane % 4 * 2 + e % 2) * 4 + t);
-      c[e] = fmaf(LowBf16(as), LowBf16(bs), c[e]);
-      c[e] = fmaf(HighBf16(as), HighBf16(bs), c[e]);
+  const auto both = [](uint32_t low, uint32_t high) {
+    return uint64_t{high} << 32 | low;
+  };
+  const auto dot = [](uint64_t x, uint64_t y) {
+    double sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      sum += static_cast<double>(LowBf16(static_cast<uint32_t>(x >> 16 * i))) *
+             LowBf16(static_cast<uint32_t>(y >> 16 * i));
+    }
+    return sum;
+  };
+  double sums[4] = {c[0], c[1], c[2], c[3]};
+  // Each of four neighbours owns four k of a row, and of a column.
+  for (int t = 0; t < 4; ++t) {
+    const uint64_t rows[2] = {
+        __shfl_sync(kAllLanes, both(a[0], a[2]), lane / 4 * 4 + t),
+        __shfl_sync(kAllLanes, both(a[1], a[3]), lane / 4 * 4 + t)};
+    for (int column = 0; column < 2; ++column) {
+      const uint64_t bs =
+          __shfl_sync(kAllLanes, both(b0, b1), (lane % 4 * 2 + column) * 4 + t);
+      for (int row = 0; row < 2; ++row) {
+        sums[2 * row + column] += dot(rows[row], bs);
+      }
     }
   }
+  for (int e = 0; e < 4; ++e) c[e] = static_cast<float>(sums[e]);
 }
 #endif
 

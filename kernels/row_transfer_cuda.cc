@@ -28,8 +28,7 @@ RowTransfer::~RowTransfer() {
   lane_->Wait();
   MutexLock lock(&mu_);
   heap_.Free(rows_.data);
-  heap_.Free(pages_.data);
-  heap_.Free(segment_.data);
+  heap_.Free(lists_.data);
 }
 
 // `move` is one of kernels/kv_rows_cuda.h; K or V, in the pages' own dtype.
@@ -40,13 +39,15 @@ RowTransfer::Travel RowTransfer::Kv(const KvRowBytes& rows,
           .n_rows = rows.n_rows,
           .pages = rows.pages,
           .n_pages = rows.n_pages,
-          .move = [rows, move](const Piece& piece) -> int {
+          .move = [this, rows, move](const Piece& piece) -> int {
+            auto* const there =
+                reinterpret_cast<KvRowSegment*>(piece.pages + rows.n_pages);
             const KvRowSegment segment{.n_rows = piece.n,
                                        .position = rows.position + piece.row,
                                        .pages = piece.pages,
                                        .n_pages = rows.n_pages};
             const cudaError_t sent =
-                piece.lane->Upload(piece.segment, &segment, sizeof(segment));
+                lane_->Upload(there, &segment, sizeof(segment));
             if (sent != cudaSuccess) return sent;
             return move({.shape = rows.shape,
                          .k = rows.is_k ? piece.data : nullptr,
@@ -54,10 +55,10 @@ RowTransfer::Travel RowTransfer::Kv(const KvRowBytes& rows,
                          .v = rows.is_k ? nullptr : piece.data,
                          .v_stride = rows.shape.row_elements(),
                          .rows_dtype = rows.shape.dtype,
-                         .segments = piece.segment,
+                         .segments = there,
                          .n_segments = 1,
                          .n_rows = piece.n},
-                        piece.lane->stream());
+                        lane_->stream());
           }};
 }
 
@@ -73,10 +74,10 @@ absl::Status RowTransfer::Import(const RecordRange& to,
                  .pages = to.of.pages,
                  .n_pages = to.of.n_pages,
                  .move =
-                     [to](const Piece& piece) {
+                     [this, to](const Piece& piece) {
                        return ImportRecordsCuda(
                            OnDevice(to, piece.pages, piece.row, piece.n),
-                           piece.data, piece.lane->stream());
+                           piece.data, lane_->stream());
                      }},
                 from);
 }
@@ -93,10 +94,10 @@ absl::Status RowTransfer::Export(const RecordRange& from,
                  .pages = from.of.pages,
                  .n_pages = from.of.n_pages,
                  .move =
-                     [from](const Piece& piece) {
+                     [this, from](const Piece& piece) {
                        return ExportRecordsCuda(
                            OnDevice(from, piece.pages, piece.row, piece.n),
-                           piece.data, piece.lane->stream());
+                           piece.data, lane_->stream());
                      }},
                 to);
 }
@@ -158,18 +159,17 @@ absl::StatusOr<RowTransfer::Piece> RowTransfer::Begin(const Travel& travel) {
   }
   const auto at_most =
       static_cast<int64_t>(std::max<size_t>(1, kPieceBytes / travel.row_bytes));
-  Piece piece{.lane = lane_.get(), .n = std::min(at_most, travel.n_rows)};
+  Piece piece{.n = std::min(at_most, travel.n_rows)};
   TORPOR_RETURN_IF_ERROR(
       Grow(static_cast<size_t>(piece.n) * travel.row_bytes, &rows_));
   piece.data = rows_.data;
-  const size_t list_bytes =
+  const size_t pages_bytes =
       static_cast<size_t>(travel.n_pages) * sizeof(uint8_t*);
-  TORPOR_RETURN_IF_ERROR(Grow(list_bytes, &pages_));
-  piece.pages = reinterpret_cast<uint8_t* const*>(pages_.data);
-  TORPOR_RETURN_IF_ERROR(CudaStatus(
-      lane_->Upload(pages_.data, travel.pages, list_bytes), "upload of lists"));
-  TORPOR_RETURN_IF_ERROR(Grow(sizeof(KvRowSegment), &segment_));
-  piece.segment = reinterpret_cast<KvRowSegment*>(segment_.data);
+  TORPOR_RETURN_IF_ERROR(Grow(pages_bytes + sizeof(KvRowSegment), &lists_));
+  piece.pages = reinterpret_cast<uint8_t**>(lists_.data);
+  TORPOR_RETURN_IF_ERROR(
+      CudaStatus(lane_->Upload(lists_.data, travel.pages, pages_bytes),
+                 "upload of lists"));
   return piece;
 }
 

@@ -50,14 +50,11 @@ class RowTransfer {
   };
   // Rows [row, row + n) on their way: they stand one after the other in `data`.
   struct Piece {
-    Lane* lane = nullptr;
     int64_t row = 0;
     int64_t n = 0;
     uint8_t* data = nullptr;
-    // The list of pages on the device.
-    uint8_t* const* pages = nullptr;
-    // Room on the device for one segment.
-    KvRowSegment* segment = nullptr;
+    // The list of pages on the device; room for one KvRowSegment follows.
+    uint8_t** pages = nullptr;
   };
   // What travels, and how a piece gets into the pages or out of them: CUDA's
   // error number.
@@ -69,8 +66,8 @@ class RowTransfer {
     std::function<int(const Piece&)> move;
   };
 
-  static Travel Kv(const KvRowBytes& rows,
-                   int (*move)(const KvRowsParams&, CudaStream));
+  Travel Kv(const KvRowBytes& rows,
+            int (*move)(const KvRowsParams&, CudaStream));
 
   // Waits until all is there.
   absl::Status Import(const Travel& travel, std::span<const uint8_t> from);
@@ -92,8 +89,7 @@ class RowTransfer {
   const Lane& compute_;
   DeviceHeap& heap_;
   Block rows_ ABSL_GUARDED_BY(mu_);
-  Block pages_ ABSL_GUARDED_BY(mu_);
-  Block segment_ ABSL_GUARDED_BY(mu_);
+  Block lists_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace torpor::kernels

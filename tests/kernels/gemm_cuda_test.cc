@@ -12,14 +12,17 @@
 namespace torpor::kernels {
 namespace {
 
-// dtypes of a and b.
+// dtypes of a and b, and what multiplies them.
 struct Types {
   DType a;
   DType b;
+  GemmPath path = GemmPath::kSimt;
 };
 constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
                             {DType::kF32, DType::kBf16},
                             {DType::kBf16, DType::kBf16}};
+constexpr Types kTensor{DType::kBf16, DType::kBf16, GemmPath::kTensorCores};
+constexpr Types kEveryPath[] = {kTypes[0], kTypes[1], kTypes[2], kTensor};
 
 // Values of either dtype in device memory, `skip` elements into their buffer.
 class Values {
@@ -71,8 +74,7 @@ class GemmCudaTest : public CudaTest {
   static std::vector<float> Run(std::span<const float> a, int64_t first,
                                 int64_t m, const Types& types, const Packed& b,
                                 std::span<const float> bias = {},
-                                size_t skip = 0,
-                                GemmPath path = GemmPath::kSimt) {
+                                size_t skip = 0) {
     const DeviceMatrix& matrix = b.matrix();
     const Values rows(a.subspan(first * matrix.k, m * matrix.k), types.a, "a",
                       skip);
@@ -86,7 +88,7 @@ class GemmCudaTest : public CudaTest {
                                     ? nullptr
                                     : static_cast<const float*>(added.data()),
                         .c = c.data(),
-                        .path = path},
+                        .path = types.path},
                        nullptr),
               0);
     return c.Download();
@@ -215,7 +217,7 @@ TEST_F(GemmCudaTest, RowsIgnoreTheirCompany) {
 TEST_F(GemmCudaTest, ARowOfNanStaysAlone) {
   constexpr int64_t kN = 40;
   constexpr int64_t kK = 32;
-  for (const Types& types : kTypes) {
+  for (const Types& types : kEveryPath) {
     for (const int64_t m : {9, 16}) {
       auto a = RandomFloats(random_, m * kK);
       std::fill_n(a.begin() + 4 * kK, kK, kNan);
@@ -231,9 +233,9 @@ TEST_F(GemmCudaTest, ARowOfNanStaysAlone) {
 // Experts with no, one and many rows, gathered; each equal to its own product.
 TEST_F(GemmCudaTest, GroupsEqualEachProductAlone) {
   constexpr int64_t kN = 36;
-  constexpr int64_t kK = 264;
+  constexpr int64_t kK = 272;
   constexpr int64_t kTokens = 11;
-  for (const Types& types : kTypes) {
+  for (const Types& types : kEveryPath) {
     // Few rows a group, then enough for tiles.
     for (const std::vector<int32_t>& begin : std::vector<std::vector<int32_t>>{
              {0, 0, 1, 6, 6, 8}, {0, 70, 70, 71}}) {
@@ -277,7 +279,8 @@ TEST_F(GemmCudaTest, GroupsEqualEachProductAlone) {
                                    .n_entries = n_entries + 3,
                                    .b = packed[0]->matrix(),
                                    .matrices = pointers.data(),
-                                   .c = c.data()},
+                                   .c = c.data(),
+                                   .path = types.path},
                                   nullptr),
                   0);
         const auto got = c.Download();
@@ -292,7 +295,6 @@ TEST_F(GemmCudaTest, GroupsEqualEachProductAlone) {
 
 // Operands' places are the kernel's; the emulator's instruction is its own.
 TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
-  constexpr Types kBf16s{DType::kBf16, DType::kBf16};
   for (const auto& [n, k] :
        std::vector<std::pair<int64_t, int64_t>>{{70, 48}, {9, 64}, {64, 16}}) {
     constexpr int64_t kRows = 67;
@@ -301,9 +303,9 @@ TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
     const auto bias = RandomFloats(random_, n);
     const Packed packed(b, n, k, DType::kBf16);
     const auto run = [&](int64_t first, int64_t m) {
-      return Run(a, first, m, kBf16s, packed, bias, 0, GemmPath::kTensorCores);
+      return Run(a, first, m, kTensor, packed, bias);
     };
-    const auto wanted = Reference(a, kRows, b, n, k, kBf16s, bias);
+    const auto wanted = Reference(a, kRows, b, n, k, kTensor, bias);
     std::vector<float> all;
     ForEachSchedule([&] {
       const auto got = run(0, kRows);
@@ -311,6 +313,8 @@ TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
       if (all.empty()) all = got;
       EXPECT_TRUE(SameBits(got, all));
     });
+    EXPECT_TRUE(SameBits(Run(a, 0, kRows, kTensor, packed, bias, 1), all))
+        << "unaligned";
     for (const int64_t m : {1, 3, 17}) {
       for (const int64_t first : {int64_t{0}, int64_t{11}, kRows - m}) {
         EXPECT_TRUE(

@@ -104,6 +104,20 @@ TEST_F(BadFieldTest, HeadersOfSuspends) {
   }
 }
 
+// gRPC drops an answer whose text is too long, its code as well.
+TEST_F(BadFieldTest, OfALongTextTheEndsArrive) {
+  for (const char* letter : {"m", "m\u00fc"}) {
+    std::string name;
+    while (name.size() < 100'000) name += letter;
+    std::vector<v1::SuspendRequest> messages =
+        Messages({.session = "t", .ids = ToyIds(1, 20)});
+    messages[0].mutable_header()->set_model(name);
+    const auto answer = Suspend(messages);
+    EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "model 'm"));
+    EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "registered are: "));
+  }
+}
+
 TEST_F(BadFieldTest, ClientStateHasALimit) {
   ToySuspend s{.session = "t", .ids = ToyIds(1, 20)};
   s.client_state = std::string(64 * 1024, 'x');

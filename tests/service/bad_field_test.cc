@@ -86,7 +86,11 @@ TEST_F(BadFieldTest, HeadersOfSuspends) {
          h->mutable_floors(0)->set_replay_start(60);
        }},
       {"label",
-       [](auto* h) { (*h->mutable_labels())[std::string(300, 'k')] = "v"; }}};
+       [](auto* h) { (*h->mutable_labels())[std::string(300, 'k')] = "v"; }},
+      {"holder: got 257 bytes",
+       [](auto* h) { h->set_holder(std::string(257, 'h')); }},
+      {"numerics_id: got 257 bytes",
+       [](auto* h) { h->set_numerics_id(std::string(257, 'n')); }}};
   for (const Case& c : cases) {
     ToySuspend next{.expected_version = 1,
                     .operation_id = "next",

@@ -100,6 +100,40 @@ TEST_F(CliTest, PlanOnlyModelsAreRegisteredForEngines) {
   Fails({"model", "add", ConfigOf("Falcon-H1-0.5B")}, "mamba_d_state");
 }
 
+// A fork and a rewind leave no sampler and no pending token behind.
+TEST_F(CliTest, RunGoesOnFromAForkAndARewind) {
+  StartWithSession();
+  json ids = json::array();
+  for (int i = 0; i < 40; ++i) ids.push_back(i * 37 % 256);
+  const std::vector<std::string> run = {"run",        "--model",   "w8",
+                                        "--generate", "9",         "--seed",
+                                        "5",          "--threads", "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), run.begin(), run.end());
+    return more;
+  };
+  // Never forked, never asleep.
+  const json twin =
+      Succeeds(with({"--session", "twin", "--no-sleep", "--tokens",
+                     Write("first.json", ids.dump())}));
+  ASSERT_EQ(twin["tokens"].size(), 9);
+  Succeeds({"fork", "s", "f", "--at", "40"});
+  for (const char* mode : {"exact", "cold"}) {
+    const json woken =
+        Succeeds(with({"--session", "f", "--wake", mode, "--no-sleep"}));
+    EXPECT_EQ(woken["tokens"], twin["tokens"]) << mode;
+  }
+  Succeeds(with({"--session", "f", "--wake", "bounded"}));
+  EXPECT_EQ(Succeeds({"show", "f"})["n_tokens"], "49");
+  Succeeds(
+      with({"--session", "s", "--wake", "exact", "--cut", "40", "--no-sleep"}));
+  Succeeds({"rewind", "s", "40"});
+  EXPECT_EQ(Succeeds(with({"--session", "s", "--wake", "exact"}))["tokens"],
+            twin["tokens"]);
+  // Asleep with a sampler again.
+  Succeeds(with({"--session", "s", "--wake", "exact"}));
+}
+
 TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
   StartWithSession();
   const std::vector<std::string> go_on = {

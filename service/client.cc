@@ -446,9 +446,15 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
     taken = reader.Take(buffer);
     buffer.Clear();
   }
-  if (!taken.ok()) context->TryCancel();
+  const bool refused = absl::IsNotFound(taken);
+  if (refused) {
+    // The segment ended with its call, which says why.
+    while (stream->Read(&buffer)) buffer.Clear();
+  } else if (!taken.ok()) {
+    context->TryCancel();
+  }
   const grpc::Status status = stream->Finish();
-  if (!taken.ok()) return taken;
+  if (!taken.ok() && (!refused || status.ok())) return taken;
   if (!status.ok()) return FromGrpcStatus(status);
   return std::move(reader.answer());
 }

@@ -100,6 +100,18 @@ TEST_F(CliTest, PlanOnlyModelsAreRegisteredForEngines) {
   Fails({"model", "add", ConfigOf("Falcon-H1-0.5B")}, "mamba_d_state");
 }
 
+// The call ends before its segment is taken: what is said is the call's.
+TEST_F(CliTest, AWakeThatIsRefusedSaysWhyThroughSharedMemoryToo) {
+  StartWithSession();
+  Stop();
+  Start("[replay]\nmemory_bytes = 0\n");
+  for (int i = 0; i < 5; ++i) {
+    Fails({"run", "--session", "s", "--model", "w8", "--wake", "exact",
+           "--plane", "shm", "--threads", "1"},
+          "0 are allowed");
+  }
+}
+
 // A fork and a rewind leave no sampler and no pending token behind.
 TEST_F(CliTest, RunGoesOnFromAForkAndARewind) {
   StartWithSession();

@@ -275,6 +275,7 @@ TEST_F(CliTest, ExplainVerifyStatsBackupDoctor) {
               HasSubstr("60"));
   Fails({"explain", "nobody"}, "nobody");
   Fails({"explain", "s", "--tokens", Write("bad.json", "{}")}, "bad.json");
+  Fails({"explain", "s", "--tokens", dir().path()}, "no file that can be read");
 
   EXPECT_THAT(Prints({"verify"}), HasSubstr("0 problems"));
   EXPECT_EQ(Succeeds({"verify", "--deep"})["sessions_checked"], "1");
@@ -317,6 +318,14 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   Fails({"no-such-command"}, "no-such-command");
   Fails({"stats", "--no-such-option"}, "--no-such-option");
   Fails({"--timeout", "soon", "stats"}, "soon");
+  for (const char* seconds : {"0", "-1", "nan", "1e+300"}) {
+    Fails({"--timeout", seconds, "stats"},
+          std::string("--timeout: got ") + seconds);
+  }
+  for (const char* at : {"-1", "many", "18446744073709551616"}) {
+    Fails({"fork", "a", "b", "--at", at},
+          std::string("got '") + at + "', wanted a whole number");
+  }
   const Finished help = Torpor({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const char* command :

@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sodium.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
@@ -103,6 +104,12 @@ absl::Status Serve(const Flags& flags) {
   signal(SIGPIPE, SIG_IGN);
   // A file size limit is a full disk, not a reason to die.
   signal(SIGXFSZ, SIG_IGN);
+  // gRPC never listens again once accept found no descriptor left.
+  struct rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
 
   KeepGrpcUp();
   TORPOR_ASSIGN_OR_RETURN(

@@ -4,6 +4,7 @@
 // TLS, its config file. Whatever it refuses it names, and leaves as it is.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -278,6 +279,22 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
   EXPECT_THAT(ExpectRefused({"--listen", "unix://" + Socket(), "--data-dir",
                              "/proc/no/data"}),
               HasSubstr("/proc/no"));
+}
+
+// A shell's soft limit is 1,024 as a rule, and gRPC never accepts again once it
+// has met it.
+TEST_F(DaemonStartTest, TakesAllTheDescriptorsThatItMay) {
+  const rlim_t soft = 64;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {.rlim_cur = soft, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Start();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit its = {};
+  ASSERT_EQ(prlimit(daemon().pid(), RLIMIT_NOFILE, nullptr, &its), 0);
+  EXPECT_EQ(its.rlim_cur, before.rlim_max);
+  EXPECT_GT(its.rlim_cur, soft);
 }
 
 TEST_F(DaemonStartTest, FlagsThatCannotBe) {

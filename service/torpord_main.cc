@@ -31,6 +31,9 @@
 namespace torpor::service {
 namespace {
 
+// More would end the process with the first model.
+constexpr int kMaxThreads = 1024;
+
 struct Flags {
   std::string config;
   std::string data_dir;
@@ -71,6 +74,11 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
     TORPOR_ASSIGN_OR_RETURN(s.socket_group, GroupNumber(config.socket_group));
   }
   TORPOR_ASSIGN_OR_RETURN(s.backend.models.isa, kernels::ParseIsa(config.isa));
+  if (config.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("replay.threads: got %d, wanted at most %d",
+                        config.threads, kMaxThreads));
+  }
   s.backend.models.n_threads =
       config.threads > 0
           ? config.threads

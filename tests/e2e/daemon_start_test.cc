@@ -177,6 +177,14 @@ TEST_F(DaemonStartTest, TheDataDirectoryHasOneDaemon) {
   EXPECT_FALSE(std::filesystem::exists(dir().File("run/other")));
 }
 
+TEST_F(DaemonStartTest, PortsThatCannotBe) {
+  for (const char* port : {"99999", "65536", "-1", "", "http"}) {
+    const std::string address = std::string("localhost:") + port;
+    EXPECT_THAT(ExpectRefused(WithData({"--listen", address})),
+                HasSubstr("listen: got '" + address + "'"));
+  }
+}
+
 TEST_F(DaemonStartTest, TcpStaysAtHome) {
   for (const char* address : {"0.0.0.0:0", "[::]:0", "192.0.2.1:0",
                               "127.example.com:0", "localhost.example.com:0"}) {
@@ -259,6 +267,10 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"[[tenant]]\nname = 'a'\nnumber = 1\ntoken_hashes = ['plain']\n",
        {"plain", "sha256"}},
       {"[limits]\ncalls = 0\n", {"calls"}},
+      {"[limits]\nidle_seconds = 0\n", {"limits.idle_seconds"}},
+      // No wake would ever get its turn.
+      {"[replay]\nmax_batch = 0\n", {"replay.max_batch"}},
+      {"[replay]\nthreads = 100000\n", {"replay.threads", "100000"}},
       {"maintain_every_ms = 0\n", {"maintain_every_ms"}},
       {"log_level = 'loud'\n", {"loud"}},
       {"socket_group = 'no-such-group'\n", {"no-such-group"}},
@@ -302,6 +314,7 @@ TEST_F(DaemonStartTest, FlagsThatCannotBe) {
        std::vector<std::vector<std::string>>{{"--no-such-flag"},
                                              {"--threads", "many"},
                                              {"--threads", "-1"},
+                                             {"--threads", "100000"},
                                              {"--max-bytes", "-5"},
                                              {"stray"}}) {
     SCOPED_TRACE(words[0]);

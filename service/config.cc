@@ -5,10 +5,13 @@
 #include <toml++/toml.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -19,57 +22,70 @@
 namespace torpor::service {
 namespace {
 
-using Setter = std::function<bool(const toml::node&)>;
+// Takes a value; what was wanted when it is none of its kind, else nothing.
+using Setter = std::function<std::string(const toml::node&)>;
 
-Setter Text(std::string* out) {
-  return [out](const toml::node& node) {
-    const auto value = node.value_exact<std::string>();
-    if (value) *out = *value;
-    return value.has_value();
+// A hundred years: times are added to clocks that count nanoseconds.
+constexpr std::chrono::seconds kMaxTime{3'155'760'000};
+
+template <typename T>
+Setter Exactly(T* out, const char* wanted) {
+  return [=](const toml::node& node) -> std::string {
+    const auto value = node.value_exact<T>();
+    if (!value) return wanted;
+    *out = *value;
+    return "";
   };
 }
 
-Setter Flag(bool* out) {
-  return [out](const toml::node& node) {
-    const auto value = node.value_exact<bool>();
-    if (value) *out = *value;
-    return value.has_value();
+Setter Text(std::string* out) { return Exactly(out, "a string"); }
+
+Setter Flag(bool* out) { return Exactly(out, "true or false"); }
+
+Setter Whole(int64_t max, std::function<void(int64_t)> set) {
+  return [max, set = std::move(set)](const toml::node& node) -> std::string {
+    const auto value = node.value_exact<int64_t>();
+    if (!value || *value < 0 || *value > max) {
+      return absl::StrFormat("a whole number from 0 to %d", max);
+    }
+    set(*value);
+    return "";
   };
 }
 
-// A whole number from 0 on.
 template <typename T>
 Setter Number(T* out) {
-  return [out](const toml::node& node) {
-    const auto value = node.value_exact<int64_t>();
-    if (!value || *value < 0 || !std::in_range<T>(*value)) return false;
-    *out = static_cast<T>(*value);
-    return true;
-  };
+  constexpr auto kMax = std::numeric_limits<T>::max();
+  return Whole(
+      std::in_range<int64_t>(kMax) ? static_cast<int64_t>(kMax) : INT64_MAX,
+      [out](int64_t value) { *out = static_cast<T>(value); });
 }
 
 template <typename Duration>
 Setter Time(Duration* out) {
-  return [out](const toml::node& node) {
-    const auto value = node.value_exact<int64_t>();
-    if (!value || *value < 0) return false;
-    *out = Duration(*value);
-    return true;
-  };
+  return Whole(std::chrono::duration_cast<Duration>(kMaxTime).count(),
+               [out](int64_t value) { *out = Duration(value); });
 }
 
 Setter Texts(std::vector<std::string>* out) {
-  return [out](const toml::node& node) {
+  return [out](const toml::node& node) -> std::string {
+    constexpr const char* kWanted = "a list of strings";
     const toml::array* array = node.as_array();
-    if (array == nullptr) return false;
+    if (array == nullptr) return kWanted;
     out->clear();
     for (const toml::node& item : *array) {
       const auto value = item.value_exact<std::string>();
-      if (!value) return false;
+      if (!value) return kWanted;
       out->push_back(*value);
     }
-    return true;
+    return "";
   };
+}
+
+std::string Shown(const toml::node& node) {
+  std::ostringstream text;
+  node.visit([&](const auto& value) { text << value; });
+  return text.str();
 }
 
 absl::Status Apply(const std::string& path, const std::string& prefix,
@@ -82,10 +98,10 @@ absl::Status Apply(const std::string& path, const std::string& prefix,
       return absl::InvalidArgumentError(absl::StrFormat(
           "%s:%d: unknown key '%s'", path, key.source().begin.line, name));
     }
-    if (!setter->second(node)) {
+    if (const std::string wanted = setter->second(node); !wanted.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s:%d: key '%s': not a value of its kind", path,
-                          node.source().begin.line, name));
+          absl::StrFormat("%s:%d: key '%s': got %s, wanted %s", path,
+                          node.source().begin.line, name, Shown(node), wanted));
     }
   }
   return absl::OkStatus();
@@ -118,22 +134,23 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
   absl::Status nested;
   const auto section = [&](const std::string& name,
                            std::map<std::string, Setter> setters) -> Setter {
-    return [&nested, &path, name,
-            setters = std::move(setters)](const toml::node& node) {
+    return [&nested, &path, name, setters = std::move(setters)](
+               const toml::node& node) -> std::string {
       const toml::table* inner = node.as_table();
-      if (inner == nullptr) return false;
+      if (inner == nullptr) return "a table";
       if (absl::Status e = Apply(path, name + ".", *inner, setters); !e.ok()) {
         nested = e;
       }
-      return true;
+      return "";
     };
   };
-  const Setter tenants = [&](const toml::node& node) {
+  const Setter tenants = [&](const toml::node& node) -> std::string {
+    constexpr const char* kWanted = "a list of tables";
     const toml::array* array = node.as_array();
-    if (array == nullptr) return false;
+    if (array == nullptr) return kWanted;
     for (const toml::node& item : *array) {
       const toml::table* inner = item.as_table();
-      if (inner == nullptr) return false;
+      if (inner == nullptr) return kWanted;
       TenantConfig tenant;
       if (absl::Status e =
               Apply(path, "tenant.", *inner,
@@ -146,7 +163,7 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
       }
       s.tenants.push_back(std::move(tenant));
     }
-    return true;
+    return "";
   };
   TORPOR_RETURN_IF_ERROR(Apply(
       path, "", table,

@@ -3,6 +3,8 @@
 #include "service/model_and_admin_service.h"
 
 #include <chrono>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -31,6 +33,14 @@ class ProgressTimer {
   std::chrono::steady_clock::time_point last_ =
       std::chrono::steady_clock::now();
 };
+
+// A relative one would mean another directory with each start of the daemon.
+absl::Status CheckAbsolute(std::string_view field, const std::string& path) {
+  if (path.starts_with('/')) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: got '%s', wanted an absolute path on the daemon's host",
+      std::string(field), path));
+}
 
 absl::Status FillPlan(Backend& backend, const v1::PlanRequest& request,
                       v1::PlanResponse* response) {
@@ -78,6 +88,10 @@ grpc::ServerUnaryReactor* ModelServiceImpl::Register(
     v1::ModelState* response) {
   return RunUnary(context, &backend_.workers(), [=, this](Call& call) {
     return backend_.Serve("Register", call, [&](uint32_t) -> absl::Status {
+      if (!request->model_dir().empty()) {
+        TORPOR_RETURN_IF_ERROR(
+            CheckAbsolute("model_dir", request->model_dir()));
+      }
       TORPOR_ASSIGN_OR_RETURN(const auto model,
                               backend_.models().Register(*request));
       *response = model->ToProto();
@@ -197,6 +211,8 @@ grpc::ServerWriteReactor<v1::BackupProgress>* AdminServiceImpl::Backup(
   return RunWriter<v1::BackupProgress>(
       context, &backend_.workers(), [=, this](Call& call, auto write) {
         return backend_.Serve("Backup", call, [&](uint32_t) -> absl::Status {
+          TORPOR_RETURN_IF_ERROR(
+              CheckAbsolute("directory", request->directory()));
           const auto message = [](const store::BackupReport& report) {
             v1::BackupProgress progress;
             progress.set_sessions_copied(report.sessions_copied);

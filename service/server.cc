@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "service/closed_directory.h"
@@ -108,6 +109,8 @@ absl::Status ServerOptions::Validate() const {
        {std::pair<const char*, int64_t>{"limits.calls", backend.max_calls},
         {"limits.tickets", backend.max_tickets},
         {"limits.leases", backend.max_leases},
+        {"limits.idle_seconds", backend.idle_limit.count()},
+        {"replay.max_batch", backend.replay.max_batch},
         {"maintain_every_ms", maintain_every.count()}}) {
     if (value == 0) {
       return absl::InvalidArgumentError(
@@ -118,9 +121,16 @@ absl::Status ServerOptions::Validate() const {
   TORPOR_RETURN_IF_ERROR(backend.prefetch.Validate());
   for (const std::string& address : listen) {
     if (IsUnix(address)) continue;
-    if (address.rfind(':') == std::string::npos) {
+    // gRPC takes the lower 16 bits of what is no port.
+    const size_t colon = address.rfind(':');
+    uint32_t port = 0;
+    if (colon == std::string::npos ||
+        !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
+        port > UINT16_MAX) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "listen: got '%s', wanted unix:///path or host:port", address));
+          "listen: got '%s', wanted unix:///path or host:port, a port from 0 "
+          "to 65535",
+          address));
     }
     if (!IsLoopback(address) && tls_certificate.empty() && !insecure_tcp) {
       return absl::InvalidArgumentError(absl::StrFormat(

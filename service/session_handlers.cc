@@ -18,6 +18,8 @@ namespace {
 
 constexpr uint32_t kDefaultPage = 100;
 constexpr uint32_t kMaxPage = 1000;
+// A page ends here, so that a client's limit of 4 MiB a message holds it.
+constexpr size_t kPageBytes = size_t{2} << 20;
 
 // A page token is the hex of the last id: ids are bytes, tokens are text.
 absl::StatusOr<std::string> FromPageToken(const std::string& token) {
@@ -122,10 +124,17 @@ grpc::ServerUnaryReactor* SessionServiceImpl::List(
       TORPOR_ASSIGN_OR_RETURN(
           const store::ListResult result,
           backend_.store().List(tenant, request->prefix(), after, page));
+      std::string next = result.next;
+      size_t bytes = 0;
       for (const store::SessionInfo& info : result.sessions) {
+        if (bytes > kPageBytes) {
+          next = response->sessions().rbegin()->session();
+          break;
+        }
         *response->add_sessions() = StateOf(backend_, tenant, info);
+        bytes += response->sessions().rbegin()->ByteSizeLong();
       }
-      response->set_next_page_token(absl::BytesToHexString(result.next));
+      response->set_next_page_token(absl::BytesToHexString(next));
       return absl::OkStatus();
     });
   });

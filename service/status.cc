@@ -4,11 +4,27 @@
 
 #include <string>
 
+#include "absl/strings/str_format.h"
+
 namespace torpor::service {
+namespace {
+
+// gRPC sends the text as metadata, of which a client takes 8 KiB, every byte
+// that is not ASCII as three; beyond, the code is lost with the text.
+constexpr size_t kEndBytes = 1024;
+
+std::string Shortened(std::string text) {
+  if (text.size() <= 2 * kEndBytes) return text;
+  const size_t cut = text.size() - 2 * kEndBytes;
+  return absl::StrFormat("%s ... (%d bytes) ... %s", text.substr(0, kEndBytes),
+                         cut, text.substr(kEndBytes + cut));
+}
+
+}  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(status.message()));
+                      Shortened(std::string(status.message())));
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {

@@ -11,6 +11,7 @@
 
 namespace torpor::service {
 
+// Of a message beyond 2 KiB its two ends.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 

@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sodium.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
@@ -29,6 +30,9 @@
 
 namespace torpor::service {
 namespace {
+
+// More would end the process with the first model.
+constexpr int kMaxThreads = 1024;
 
 struct Flags {
   std::string config;
@@ -72,6 +76,11 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
     TORPOR_ASSIGN_OR_RETURN(s.socket_group, GroupNumber(config.socket_group));
   }
   TORPOR_ASSIGN_OR_RETURN(s.backend.models.isa, kernels::ParseIsa(config.isa));
+  if (config.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("replay.threads: got %d, wanted at most %d",
+                        config.threads, kMaxThreads));
+  }
   s.backend.models.n_threads =
       config.threads > 0
           ? config.threads
@@ -105,6 +114,12 @@ absl::Status Serve(const Flags& flags) {
   signal(SIGPIPE, SIG_IGN);
   // A file size limit is a full disk, not a reason to die.
   signal(SIGXFSZ, SIG_IGN);
+  // gRPC never listens again once accept found no descriptor left.
+  struct rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
 
   KeepGrpcUp();
   TORPOR_ASSIGN_OR_RETURN(const Device device, ChooseDevice(config.device));

@@ -391,7 +391,9 @@ absl::StatusOr<std::vector<SessionKey>> StoreCore::Evictable(
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn, env->BeginRead());
   // A few are enough as a rule, and there may be very many.
   for (size_t limit = kEvictLook;; limit *= 4) {
-    const std::vector<SessionKey> oldest = last_use.Earliest(Now(), limit);
+    // Those of a time to come as well: the clock may have been set back, and an
+    // import may bring the time of another.
+    const std::vector<SessionKey> oldest = last_use.Earliest(INT64_MAX, limit);
     TORPOR_ASSIGN_OR_RETURN(std::vector<SessionKey> sessions,
                             EvictableOf(*txn, oldest, tenant, shortage));
     // Not even all of them together: then none has to go.

@@ -191,6 +191,15 @@ absl::Status ValidateSuspend(const SuspendSpec& spec) {
     return absl::InvalidArgumentError("shards: got 0, wanted at least 1");
   }
   TORPOR_RETURN_IF_ERROR(ValidateLabels(spec.labels));
+  for (const auto& [field, name] :
+       {std::pair{"holder", &spec.holder},
+        std::pair{"numerics_id", &spec.numerics_id}}) {
+    if (name->size() > kMaxNameBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: got %d bytes, wanted at most %d", field,
+                          name->size(), kMaxNameBytes));
+    }
+  }
   for (size_t i = 0; i < spec.snapshot.size(); ++i) {
     const SnapshotSlot& slot = spec.snapshot[i];
     if (slot.row_bytes == 0 || slot.rows.end < slot.rows.begin ||

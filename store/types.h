@@ -30,6 +30,8 @@ inline constexpr size_t kMaxExtraKeyBytes = 64;
 inline constexpr size_t kMaxClientStateBytes = size_t{64} * 1024;
 inline constexpr size_t kMaxLabels = 64;
 inline constexpr size_t kMaxLabelBytes = 256;
+// Of a holder's name and of a numerics id.
+inline constexpr size_t kMaxNameBytes = 256;
 // Tokens without KV that a session may carry (the last sampled ones).
 inline constexpr uint64_t kMaxPendingTokens = 65'536;
 // Versions that somebody else names; counting on from there never wraps. What

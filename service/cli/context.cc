@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -124,6 +125,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   }
   std::ostringstream text;
   text << in.rdbuf();
+  // A directory opens, and then gives nothing.
+  if (in.bad() || std::filesystem::is_directory(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("read %s: no file that can be read", path));
+  }
   return text.str();
 }
 

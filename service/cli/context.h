@@ -65,7 +65,7 @@ void PrintJson(const nlohmann::json& json);
 // kInvalidArgument names the option.
 absl::StatusOr<v1::ReplayMode> ParseReplayMode(const std::string& option,
                                                const std::string& name);
-// kNotFound with the reason.
+// kNotFound with the reason; kFailedPrecondition when it is a directory.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 // Token ids of a JSON file: a list, or an object with a list "tokens".
 absl::StatusOr<std::vector<uint32_t>> ReadTokenFile(const std::string& path);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -31,12 +32,15 @@ void Engine::Start(const SamplerOptions& options) {
   floors_.clear();
   sequence_ = model_->NewSequence();
   ids_.clear();
+  logits_.clear();
   kv_len_ = 0;
   sampler_.emplace(options);
 }
 
 void Engine::Append(std::span<const uint32_t> ids) {
+  if (ids.empty()) return;
   ids_.insert(ids_.end(), ids.begin(), ids.end());
+  logits_.clear();
 }
 
 absl::Status Engine::RunPending(uint64_t keep, std::vector<float>* logits) {
@@ -59,12 +63,14 @@ absl::Status Engine::RunPending(uint64_t keep, std::vector<float>* logits) {
 }
 
 absl::StatusOr<uint32_t> Engine::Next() {
-  if (ids_.empty() || kv_len_ == ids_.size()) {
+  std::vector<float> logits = std::exchange(logits_, {});
+  if (kv_len_ < ids_.size()) {
+    TORPOR_RETURN_IF_ERROR(RunPending(0, &logits));
+  }
+  if (logits.empty()) {
     return absl::FailedPreconditionError(
         "generate: no token is pending; give a prompt");
   }
-  std::vector<float> logits;
-  TORPOR_RETURN_IF_ERROR(RunPending(0, &logits));
   ids_.push_back(sampler_->Next(logits));
   return ids_.back();
 }
@@ -95,6 +101,7 @@ absl::StatusOr<WakeReport> Engine::Wake(Client* client,
   *call.header.mutable_limits() = options.limits;
   call.header.set_cut(options.cut);
   call.header.set_send_tokens(true);
+  call.header.set_want_logits(options.want_logits);
   if (options.mode == v1::REPLAY_MODE_COLD) {
     call.header.mutable_limits()->set_allow_cold(true);
   }
@@ -122,10 +129,12 @@ absl::StatusOr<WakeReport> Engine::Wake(Client* client,
     stored_tokens_ = options.cut;
     stored_kv_len_ = std::min(stored_kv_len_, options.cut);
   }
-  TORPOR_ASSIGN_OR_RETURN(Sampler sampler,
-                          Sampler::Load(nlohmann::json::parse(
-                              answer.begin.client_state(), nullptr, false)));
-  sampler_.emplace(sampler);
+  sampler_.emplace(options.sampler);
+  // What is cut off takes the client state along.
+  if (const std::string& saved = answer.begin.client_state(); !saved.empty()) {
+    TORPOR_ASSIGN_OR_RETURN(
+        sampler_, Sampler::Load(nlohmann::json::parse(saved, nullptr, false)));
+  }
   floors_.clear();
   exact_ = true;
   for (const v1::ProvenanceRange& range : state.provenance()) {
@@ -136,6 +145,9 @@ absl::StatusOr<WakeReport> Engine::Wake(Client* client,
     exact_ = false;
   }
   kv_len_ = resume_at;
+  const std::string& logits = answer.window.logits();
+  logits_.resize(logits.size() / sizeof(float));
+  std::memcpy(logits_.data(), logits.data(), logits_.size() * sizeof(float));
   // Cold: everything again. Otherwise only a cut between has left rows to run.
   const SteadyClock::time_point prefill = SteadyClock::now();
   if (kv_len_ + 1 < ids_.size()) {

@@ -26,6 +26,10 @@ struct WakeOptions {
   v1::ReplayMode mode = v1::REPLAY_MODE_AUTO;
   v1::ResumeLimits limits;
   uint64_t cut = 0;
+  // Of the last token, for a session in which none pends.
+  bool want_logits = false;
+  // For a session that has no sampler: a fork, or one that was cut back.
+  SamplerOptions sampler;
 };
 
 struct WakeReport {
@@ -58,7 +62,8 @@ class Engine {
   // Appends tokens without running them.
   void Append(std::span<const uint32_t> ids);
 
-  // Runs what is pending and draws the next token, which is then pending.
+  // Runs what is pending and draws the next token, which is then pending. With
+  // nothing pending it is drawn from the logits that a wake asked for.
   absl::StatusOr<uint32_t> Next();
   // Logits of every token of `ids`, which are appended and run.
   absl::StatusOr<std::vector<float>> Feed(std::span<const uint32_t> ids);
@@ -81,6 +86,8 @@ class Engine {
   std::vector<uint32_t> ids_;
   // Tokens that have run.
   uint64_t kv_len_ = 0;
+  // Of the last token, when a wake brought them; empty once it is not the last.
+  std::vector<float> logits_;
   bool decoder_tail_ = false;
   std::optional<Sampler> sampler_;
 

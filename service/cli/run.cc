@@ -132,6 +132,24 @@ class Runner {
     return request;
   }
 
+  // Whether the next token follows the last one that has KV: after a fork or a
+  // rewind none pends.
+  absl::StatusOr<bool> WantsLogits(v1::ReplayMode mode) {
+    const bool follows =
+        options_.generate.value_or(0) > 0 && options_.prompt.empty() &&
+        options_.prompt_file.empty() && options_.token_file.empty() &&
+        options_.feed_file.empty() && mode != v1::REPLAY_MODE_COLD;
+    if (!follows) return false;
+    v1::DescribeRequest request;
+    request.set_session(options_.session);
+    TORPOR_ASSIGN_OR_RETURN(
+        const v1::SessionState state,
+        client_->Unary(client_->sessions(), &v1::SessionService::Stub::Describe,
+                       request));
+    const uint64_t end = options_.cut != 0 ? options_.cut : state.n_tokens();
+    return end <= state.kv_len();
+  }
+
   absl::Status Wake() {
     WakeOptions wake;
     TORPOR_ASSIGN_OR_RETURN(wake.mode,
@@ -140,6 +158,8 @@ class Runner {
     wake.limits.set_max_error(options_.max_error);
     wake.limits.set_allow_cold(options_.allow_cold);
     wake.cut = options_.cut;
+    wake.sampler = options_.sampler;
+    TORPOR_ASSIGN_OR_RETURN(wake.want_logits, WantsLogits(wake.mode));
     TORPOR_ASSIGN_OR_RETURN(const WakeReport report,
                             engine_->Wake(client_, options_.session, wake));
     report_["resume"] = {{"receipt", ToJson(report.receipt)},

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "service/cli/context.h"
 #include "service/version.h"
@@ -38,17 +39,23 @@ const char* Advice(absl::StatusCode code) {
   }
 }
 
-// CLI11 lets "-1" wrap to the largest number.
-void RefuseNegativeCounts(CLI::App* command) {
+// CLI11 lets "-1" wrap to the largest number, and holds what is larger to it.
+void CheckCounts(CLI::App* command) {
+  static const CLI::Validator count(
+      [](const std::string& text) -> std::string {
+        uint64_t value = 0;
+        if (absl::SimpleAtoi(text, &value)) return "";
+        return absl::StrFormat("got '%s', wanted a whole number from 0 to %d",
+                               text, UINT64_MAX);
+      },
+      "");
   for (CLI::Option* option : command->get_options()) {
-    if (option->get_type_name() == "UINT") {
-      option->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
-    }
+    if (option->get_type_name() == "UINT") option->check(count);
   }
-  for (CLI::App* sub : command->get_subcommands(nullptr)) {
-    RefuseNegativeCounts(sub);
-  }
+  for (CLI::App* sub : command->get_subcommands(nullptr)) CheckCounts(sub);
 }
+
+constexpr double kMaxTimeoutSeconds = 1e9;
 
 int Main(int argc, char** argv) {
   if (sodium_init() < 0) {
@@ -96,10 +103,17 @@ int Main(int argc, char** argv) {
   AddDumpCommand(&app, &context, &run);
   AddBenchCommand(&app, &context, &run);
   AddCompletionCommand(&app, &run);
-  RefuseNegativeCounts(&app);
+  CheckCounts(&app);
   CLI11_PARSE(app, argc, argv);
   if (app.get_subcommands().empty()) {
     std::cerr << "torpor: wanted a subcommand; --help lists them\n";
+    return 1;
+  }
+  if (!(timeout_seconds > 0 && timeout_seconds <= kMaxTimeoutSeconds)) {
+    std::cerr << absl::StrFormat(
+        "torpor: --timeout: got %g, wanted more than 0 and at most %g "
+        "seconds\n",
+        timeout_seconds, kMaxTimeoutSeconds);
     return 1;
   }
   context.client.timeout =

@@ -100,6 +100,52 @@ TEST_F(CliTest, PlanOnlyModelsAreRegisteredForEngines) {
   Fails({"model", "add", ConfigOf("Falcon-H1-0.5B")}, "mamba_d_state");
 }
 
+// The call ends before its segment is taken: what is said is the call's.
+TEST_F(CliTest, AWakeThatIsRefusedSaysWhyThroughSharedMemoryToo) {
+  StartWithSession();
+  Stop();
+  Start("[replay]\nmemory_bytes = 0\n");
+  for (int i = 0; i < 5; ++i) {
+    Fails({"run", "--session", "s", "--model", "w8", "--wake", "exact",
+           "--plane", "shm", "--threads", "1"},
+          "0 are allowed");
+  }
+}
+
+// A fork and a rewind leave no sampler and no pending token behind.
+TEST_F(CliTest, RunGoesOnFromAForkAndARewind) {
+  StartWithSession();
+  json ids = json::array();
+  for (int i = 0; i < 40; ++i) ids.push_back(i * 37 % 256);
+  const std::vector<std::string> run = {"run",        "--model",   "w8",
+                                        "--generate", "9",         "--seed",
+                                        "5",          "--threads", "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), run.begin(), run.end());
+    return more;
+  };
+  // Never forked, never asleep.
+  const json twin =
+      Succeeds(with({"--session", "twin", "--no-sleep", "--tokens",
+                     Write("first.json", ids.dump())}));
+  ASSERT_EQ(twin["tokens"].size(), 9);
+  Succeeds({"fork", "s", "f", "--at", "40"});
+  for (const char* mode : {"exact", "cold"}) {
+    const json woken =
+        Succeeds(with({"--session", "f", "--wake", mode, "--no-sleep"}));
+    EXPECT_EQ(woken["tokens"], twin["tokens"]) << mode;
+  }
+  Succeeds(with({"--session", "f", "--wake", "bounded"}));
+  EXPECT_EQ(Succeeds({"show", "f"})["n_tokens"], "49");
+  Succeeds(
+      with({"--session", "s", "--wake", "exact", "--cut", "40", "--no-sleep"}));
+  Succeeds({"rewind", "s", "40"});
+  EXPECT_EQ(Succeeds(with({"--session", "s", "--wake", "exact"}))["tokens"],
+            twin["tokens"]);
+  // Asleep with a sampler again.
+  Succeeds(with({"--session", "s", "--wake", "exact"}));
+}
+
 TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
   StartWithSession();
   const std::vector<std::string> go_on = {
@@ -231,6 +277,7 @@ TEST_F(CliTest, ExplainVerifyStatsBackupDoctor) {
               HasSubstr("60"));
   Fails({"explain", "nobody"}, "nobody");
   Fails({"explain", "s", "--tokens", Write("bad.json", "{}")}, "bad.json");
+  Fails({"explain", "s", "--tokens", dir().path()}, "no file that can be read");
 
   EXPECT_THAT(Prints({"verify"}), HasSubstr("0 problems"));
   EXPECT_EQ(Succeeds({"verify", "--deep"})["sessions_checked"], "1");
@@ -275,6 +322,14 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   Fails({"no-such-command"}, "no-such-command");
   Fails({"stats", "--no-such-option"}, "--no-such-option");
   Fails({"--timeout", "soon", "stats"}, "soon");
+  for (const char* seconds : {"0", "-1", "nan", "1e+300"}) {
+    Fails({"--timeout", seconds, "stats"},
+          std::string("--timeout: got ") + seconds);
+  }
+  for (const char* at : {"-1", "many", "18446744073709551616"}) {
+    Fails({"fork", "a", "b", "--at", at},
+          std::string("got '") + at + "', wanted a whole number");
+  }
   const Finished help = Torpor({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const char* command :

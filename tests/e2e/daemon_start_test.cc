@@ -4,6 +4,7 @@
 // TLS, its config file. Whatever it refuses it names, and leaves as it is.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -207,6 +208,14 @@ TEST_F(DaemonStartTest, TheDataDirectoryHasOneDaemon) {
   EXPECT_FALSE(std::filesystem::exists(dir().File("run/other")));
 }
 
+TEST_F(DaemonStartTest, PortsThatCannotBe) {
+  for (const char* port : {"99999", "65536", "-1", "", "http"}) {
+    const std::string address = std::string("localhost:") + port;
+    EXPECT_THAT(ExpectRefused(WithData({"--listen", address})),
+                HasSubstr("listen: got '" + address + "'"));
+  }
+}
+
 TEST_F(DaemonStartTest, TcpStaysAtHome) {
   for (const char* address : {"0.0.0.0:0", "[::]:0", "192.0.2.1:0",
                               "127.example.com:0", "localhost.example.com:0"}) {
@@ -289,6 +298,10 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"[[tenant]]\nname = 'a'\nnumber = 1\ntoken_hashes = ['plain']\n",
        {"plain", "sha256"}},
       {"[limits]\ncalls = 0\n", {"calls"}},
+      {"[limits]\nidle_seconds = 0\n", {"limits.idle_seconds"}},
+      // No wake would ever get its turn.
+      {"[replay]\nmax_batch = 0\n", {"replay.max_batch"}},
+      {"[replay]\nthreads = 100000\n", {"replay.threads", "100000"}},
       {"maintain_every_ms = 0\n", {"maintain_every_ms"}},
       {"log_level = 'loud'\n", {"loud"}},
       {"socket_group = 'no-such-group'\n", {"no-such-group"}},
@@ -312,11 +325,28 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
               HasSubstr("/proc/no"));
 }
 
+// A shell's soft limit is 1,024 as a rule, and gRPC never accepts again once it
+// has met it.
+TEST_F(DaemonStartTest, TakesAllTheDescriptorsThatItMay) {
+  const rlim_t soft = 64;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {.rlim_cur = soft, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Start();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit its = {};
+  ASSERT_EQ(prlimit(daemon().pid(), RLIMIT_NOFILE, nullptr, &its), 0);
+  EXPECT_EQ(its.rlim_cur, before.rlim_max);
+  EXPECT_GT(its.rlim_cur, soft);
+}
+
 TEST_F(DaemonStartTest, FlagsThatCannotBe) {
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{"--no-such-flag"},
                                              {"--threads", "many"},
                                              {"--threads", "-1"},
+                                             {"--threads", "100000"},
                                              {"--max-bytes", "-5"},
                                              {"--device-gemm", "fast"},
                                              {"stray"}}) {

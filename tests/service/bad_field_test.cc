@@ -86,7 +86,11 @@ TEST_F(BadFieldTest, HeadersOfSuspends) {
          h->mutable_floors(0)->set_replay_start(60);
        }},
       {"label",
-       [](auto* h) { (*h->mutable_labels())[std::string(300, 'k')] = "v"; }}};
+       [](auto* h) { (*h->mutable_labels())[std::string(300, 'k')] = "v"; }},
+      {"holder: got 257 bytes",
+       [](auto* h) { h->set_holder(std::string(257, 'h')); }},
+      {"numerics_id: got 257 bytes",
+       [](auto* h) { h->set_numerics_id(std::string(257, 'n')); }}};
   for (const Case& c : cases) {
     ToySuspend next{.expected_version = 1,
                     .operation_id = "next",
@@ -101,6 +105,20 @@ TEST_F(BadFieldTest, HeadersOfSuspends) {
     EXPECT_THAT(Suspend(messages),
                 HasStatus(StatusCode::kInvalidArgument, c.text));
     EXPECT_EQ(Describe("s")->version(), 1);
+  }
+}
+
+// gRPC drops an answer whose text is too long, its code as well.
+TEST_F(BadFieldTest, OfALongTextTheEndsArrive) {
+  for (const char* letter : {"m", "m\u00fc"}) {
+    std::string name;
+    while (name.size() < 100'000) name += letter;
+    std::vector<v1::SuspendRequest> messages =
+        Messages({.session = "t", .ids = ToyIds(1, 20)});
+    messages[0].mutable_header()->set_model(name);
+    const auto answer = Suspend(messages);
+    EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "model 'm"));
+    EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "registered are: "));
   }
 }
 

@@ -73,6 +73,22 @@ TEST_F(BadModelTest, DirectoriesThatHoldNone) {
   request.set_model_dir("/no/such/model");
   EXPECT_THAT(Register(request),
               HasStatus(StatusCode::kNotFound, "/no/such/model"));
+  // The daemon's working directory is nobody's business.
+  request.set_model_dir("models/nano");
+  EXPECT_THAT(Register(request),
+              HasStatus(StatusCode::kInvalidArgument,
+                        "model_dir: got 'models/nano', wanted an absolute"));
+  for (const std::string directory : {"backup", ""}) {
+    v1::BackupRequest backup;
+    backup.set_directory(directory);
+    grpc::ClientContext context;
+    v1::BackupProgress progress;
+    const auto reader = admin().Backup(&context, backup);
+    EXPECT_FALSE(reader->Read(&progress));
+    EXPECT_THAT(FromGrpcStatus(reader->Finish()),
+                HasStatus(StatusCode::kInvalidArgument,
+                          "directory: got '" + directory + "', wanted an"));
+  }
   request.Clear();
   request.set_name("m");
   request.set_config_json("{ \"model_type\": ");

@@ -155,7 +155,18 @@ TEST_F(ConfigTest, ErrorsNameFileLineAndKey) {
            {"drain_limit_ms = -1\n", file + ":1: key 'drain_limit_ms'"},
            {"[[tenant]]\nnumber = 4294967296\n",
             file + ":2: key 'tenant.number'"},
-           {"x = \n", file + ":1"}}) {
+           {"x = \n", file + ":1"},
+           {"[store]\nmax_bytes = -1\n",
+            ": got -1, wanted a whole number from 0 to 9223372036854775807"},
+           {"log_level = 5\n", ": got 5, wanted a string"},
+           {"reflection = 'no'\n", ": got 'no', wanted true or false"},
+           {"tls = 'x'\n", ": got 'x', wanted a table"},
+           {"listen = 'x'\n", ": got 'x', wanted a list of strings"},
+           // Added to a clock it would lie in the past.
+           {"[plane]\ntake_limit_ms = 9223372036854775807\n",
+            "wanted a whole number from 0 to 3155760000000"},
+           {"[limits]\nidle_seconds = 3155760001\n",
+            "wanted a whole number from 0 to 3155760000"}}) {
     EXPECT_THAT(Load(text), HasStatus(StatusCode::kInvalidArgument, where));
   }
   EXPECT_THAT(LoadConfig("/no/such.toml", &config_),

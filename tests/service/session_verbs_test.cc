@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "tests/service/service_fixture.h"
 
 namespace torpor::service {
@@ -174,6 +175,42 @@ TEST_F(SessionVerbsTest, IdsAreBytes) {
   request.set_page_token("nonsense");
   EXPECT_THAT(Ask(sessions(), &Stub::List, request),
               HasStatus(absl::StatusCode::kInvalidArgument, "nonsense"));
+}
+
+// gRPC's clients take messages of 4 MiB unless told otherwise.
+TEST_F(SessionVerbsTest, APageEndsBeforeItIsTooLong) {
+  v1::TouchRequest touch;
+  for (int i = 0; i < 64; ++i) {
+    (*touch.mutable_labels())[absl::StrCat(std::string(250, 'k'), i)] =
+        std::string(256, 'v');
+  }
+  constexpr int kSessions = 150;
+  ToySuspend s{.session = "000", .ids = ToyIds(1, 20)};
+  ASSERT_OK(Suspend(s));
+  touch.set_session("000");
+  ASSERT_OK(Ask(sessions(), &Stub::Touch, touch));
+  for (int i = 1; i < kSessions; ++i) {
+    v1::ForkRequest fork;
+    fork.set_source("000");
+    fork.set_target(absl::StrFormat("%03d", i));
+    fork.set_operation_id("fork");
+    ASSERT_OK(Ask(sessions(), &Stub::Fork, fork));
+  }
+  v1::ListRequest request;
+  request.set_page_size(1000);
+  int n = 0;
+  int n_pages = 0;
+  do {
+    ASSERT_OK_AND_ASSIGN(const v1::ListResponse page,
+                         Ask(sessions(), &Stub::List, request));
+    for (const v1::SessionState& state : page.sessions()) {
+      EXPECT_EQ(state.session(), absl::StrFormat("%03d", n++));
+    }
+    ++n_pages;
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_EQ(n, kSessions);
+  EXPECT_EQ(n_pages, 3);
 }
 
 TEST_F(SessionVerbsTest, TouchChangesClassTimeAndLabels) {

@@ -191,6 +191,16 @@ TEST_F(QuotaTest, TheOrderOfUseSurvivesAReopen) {
   EXPECT_THAT(Ids(), ElementsAre("a", "c", "d"));
 }
 
+TEST_F(QuotaTest, AClockThatIsSetBackKeepsNoCacheSession) {
+  OpenFor(3);
+  for (const char* id : {"b", "c", "a"}) ASSERT_OK(Create(id, kCache));
+  now_us_ -= int64_t{3600} * 1'000'000;
+  ASSERT_OK(Create("d", kCache));
+  // Oldest by the clock now, and in nobody's use.
+  ASSERT_OK(Create("e", kCache));
+  EXPECT_THAT(Ids(), ElementsAre("a", "c", "e"));
+}
+
 TEST_F(QuotaTest, ALeasedSessionIsNotEvicted) {
   OpenFor(3);
   for (const char* id : {"a", "b", "c"}) ASSERT_OK(Create(id, kCache));

@@ -186,6 +186,7 @@ def test_errors_by_their_class(client: torpor.Client) -> None:
 def test_bad_arguments_never_reach_the_daemon(client: torpor.Client) -> None:
     ids, rows = toy.ids_of(1, 40), toy.rows_for(1, 40)
     bad: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"session": 5}, rows, r"session: got 5 of int, wanted str or bytes"),
         ({"ids": [-1]}, rows, r"ids: got -1 at index 0"),
         ({"ids": [[1]]}, rows, r"ids: got shape"),
         ({"ids": [0.5]}, rows, r"float64, wanted one dimension of integers"),

@@ -41,7 +41,15 @@ def as_ids(ids: Ids) -> npt.NDArray[np.uint32]:
 
 def as_session(session: bytes | str) -> bytes:
     """A session's id; text is its UTF-8."""
-    return session.encode() if isinstance(session, str) else bytes(session)
+    if isinstance(session, str):
+        return session.encode()
+    # bytes(5) would be five zeros.
+    if not isinstance(session, (bytes, bytearray, memoryview)):
+        raise errors.InvalidArgument(
+            f"session: got {session!r} of {type(session).__name__}, "
+            "wanted str or bytes"
+        )
+    return bytes(session)
 
 
 def chunks(

@@ -405,7 +405,7 @@ class Client:
     ) -> admin.BackupReport:
         """A verified copy into an empty directory of the daemon's host. Never
         retried: a second one would find it used."""
-        request = admin_pb.BackupRequest(directory=os.fspath(directory))
+        request = admin_pb.BackupRequest(directory=os.path.abspath(directory))
         report = None
         for answer in self._connection.receive(
             m.BACKUP, request, self._deadline(timeout)

@@ -39,7 +39,7 @@ class Models:
         text of a config.json, a layout. Repeating a registration is harmless."""
         request = model_pb.RegisterRequest(
             name=name,
-            model_dir="" if directory is None else os.fspath(directory),
+            model_dir="" if directory is None else os.path.abspath(directory),
             config_json=config_json,
             layout=None if layout is None else layout.to_pb(),
             kv_dtype=kv_dtype,

@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "service/fd_socket.h"
+#include "service/shm_segment.h"
 
 namespace torpor::service {
 namespace {
@@ -94,7 +95,7 @@ struct ServerSegment::Shared {
 };
 
 ServerSegment::ServerSegment(std::shared_ptr<Shared> shared,
-                             std::unique_ptr<ShmSegment> memory, std::string id,
+                             std::unique_ptr<Segment> memory, std::string id,
                              uint64_t charged)
     : shared_(std::move(shared)),
       memory_(std::move(memory)),
@@ -250,10 +251,7 @@ class SegmentBroker::Loop {
       if (segment != nullptr) Lose(segment, offered->on_lost);
       return;
     }
-    ShmSegment& memory = segment->memory();
-    if (!SendDescriptors(
-            g->fd.get(), 0,
-            std::array<int, 2>{memory.segment_fd(), memory.control_fd()})) {
+    if (!SendDescriptors(g->fd.get(), 0, segment->memory().descriptors())) {
       Lose(segment, offered->on_lost);
       return;
     }

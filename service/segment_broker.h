@@ -21,7 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "service/shm_segment.h"
+#include "service/segment.h"
 #include "service/unix_socket.h"
 
 namespace torpor::service {
@@ -54,7 +54,7 @@ class ServerSegment {
   ServerSegment(const ServerSegment&) = delete;
   ServerSegment& operator=(const ServerSegment&) = delete;
 
-  ShmSegment& memory() { return *memory_; }
+  Segment& memory() { return *memory_; }
   [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] std::chrono::milliseconds stall_limit() const;
   // Whether its client is gone, or never came.
@@ -67,12 +67,11 @@ class ServerSegment {
  private:
   friend class SegmentBroker;
   struct Shared;
-  ServerSegment(std::shared_ptr<Shared> shared,
-                std::unique_ptr<ShmSegment> memory, std::string id,
-                uint64_t charged);
+  ServerSegment(std::shared_ptr<Shared> shared, std::unique_ptr<Segment> memory,
+                std::string id, uint64_t charged);
 
   const std::shared_ptr<Shared> shared_;
-  const std::unique_ptr<ShmSegment> memory_;
+  const std::unique_ptr<Segment> memory_;
   const std::string id_;
   const uint64_t charged_;
   std::atomic<bool> lost_{false};

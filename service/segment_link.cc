@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "service/fd_socket.h"
+#include "service/shm_segment.h"
 
 namespace torpor::service {
 namespace {

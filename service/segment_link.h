@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "service/shm_segment.h"
+#include "service/segment.h"
 #include "service/unique_fd.h"
 #include "torpor/v1/session_service.pb.h"
 
@@ -28,16 +28,16 @@ class SegmentLink {
       const std::string& listen_path, const v1::DataPlaneChoice& choice,
       Flow flow);
 
-  ShmSegment& memory() { return *memory_; }
+  Segment& memory() { return *memory_; }
   // Whether the daemon has let the segment go.
   [[nodiscard]] bool lost() const;
 
  private:
-  SegmentLink(UniqueFd connection, std::unique_ptr<ShmSegment> memory)
+  SegmentLink(UniqueFd connection, std::unique_ptr<Segment> memory)
       : connection_(std::move(connection)), memory_(std::move(memory)) {}
 
   const UniqueFd connection_;
-  const std::unique_ptr<ShmSegment> memory_;
+  const std::unique_ptr<Segment> memory_;
 };
 
 }  // namespace torpor::service

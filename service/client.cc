@@ -123,6 +123,12 @@ Client::Client(ClientOptions options)
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
     const ClientOptions& options) {
   std::unique_ptr<Client> client(new Client(options));
+  if (options.plane == RowPlane::kCudaIpc) {
+    TORPOR_ASSIGN_OR_RETURN(const kernels::CudaDriver driver,
+                            kernels::CudaDriver::Load());
+    TORPOR_ASSIGN_OR_RETURN(client->cuda_,
+                            kernels::CudaContext::OpenFirst(driver));
+  }
   std::shared_ptr<grpc::ChannelCredentials> credentials =
       grpc::InsecureChannelCredentials();
   if (!options.tls_ca.empty()) {
@@ -188,26 +194,44 @@ absl::Status Client::CheckHealth(const std::string& service) {
 
 // ---- data planes ----------------------------------------------------------
 
-bool Client::OffersSharedMemory() const {
+bool Client::WantsSegment() const {
   return options_.plane == RowPlane::kSharedMemory ||
-         (options_.plane == RowPlane::kAuto && !unix_path_.empty() &&
-          !unreachable_.load());
+         options_.plane == RowPlane::kCudaIpc;
+}
+
+bool Client::OffersSegment() const {
+  return WantsSegment() || (options_.plane == RowPlane::kAuto &&
+                            !unix_path_.empty() && !unreachable_.load());
+}
+
+v1::DataPlaneOffer Client::Offer() const {
+  v1::DataPlaneOffer offer;
+  if (cuda_ == nullptr) {
+    offer.add_planes(v1::DATA_PLANE_SHARED_MEMORY);
+    return offer;
+  }
+  offer.add_planes(v1::DATA_PLANE_CUDA_IPC);
+  const auto& uuid = cuda_->gpu().bytes;
+  offer.mutable_cuda()->set_gpu_uuid(std::string(uuid.begin(), uuid.end()));
+  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_FD);
+  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_LEGACY);
+  return offer;
 }
 
 absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
     const v1::DataPlaneChoice& choice, Flow flow) {
-  if (choice.plane() != v1::DATA_PLANE_SHARED_MEMORY) {
-    if (options_.plane == RowPlane::kSharedMemory) {
+  if (choice.nonce().empty()) {
+    if (WantsSegment()) {
       return absl::FailedPreconditionError(
           choice.reason().empty()
-              ? "shared memory: this daemon does not negotiate it"
+              ? "data plane: this daemon does not negotiate it"
               : choice.reason());
     }
     return std::unique_ptr<SegmentLink>();
   }
   absl::StatusOr<std::unique_ptr<SegmentLink>> link =
-      SegmentLink::Take(unix_path_, choice, flow);
-  if (link.ok() || options_.plane == RowPlane::kSharedMemory) return link;
+      SegmentLink::Take(unix_path_, choice, flow, cuda_);
+  if (link.ok() || WantsSegment()) return link;
   unreachable_.store(true);
   return absl::UnavailableError(link.status().message());
 }
@@ -215,9 +239,8 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
 // ---- suspend --------------------------------------------------------------
 
 absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
-  const bool worth = BytesOf(call) >= kWorthSharing ||
-                     options_.plane == RowPlane::kSharedMemory;
-  if (!worth || !OffersSharedMemory()) return SuspendInOne(call);
+  const bool worth = BytesOf(call) >= kWorthSharing || WantsSegment();
+  if (!worth || !OffersSegment()) return SuspendInOne(call);
   const bool reachable = !unreachable_.load();
   absl::StatusOr<v1::SuspendReceipt> receipt = SuspendInParts(call);
   // The descriptor socket could not be reached, nothing was sent.
@@ -276,8 +299,7 @@ absl::StatusOr<v1::BeginSuspendResponse> Client::BeginSuspend(
   const auto writer = sessions_->BeginSuspend(context.get(), &response);
   v1::BeginSuspendRequest message;
   *message.mutable_header() = call.header;
-  message.mutable_header()->mutable_planes()->add_planes(
-      v1::DATA_PLANE_SHARED_MEMORY);
+  *message.mutable_header()->mutable_planes() = Offer();
   bool writing = writer->Write(message);
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     *message.mutable_tokens() = ChunkOf(
@@ -354,7 +376,7 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
 // ---- resume ---------------------------------------------------------------
 
 absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
-  const bool offer = OffersSharedMemory();
+  const bool offer = OffersSegment();
   const bool reachable = !unreachable_.load();
   absl::StatusOr<ResumeAnswer> answer = ResumeOnce(call, offer);
   // Nothing was handed on before the segment was there.
@@ -413,7 +435,7 @@ class ResumeReader {
 };
 
 absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
-                                                bool offer_shared) {
+                                                bool offer_segment) {
   const auto context = Context();
   const std::unique_ptr<RawReaderWriter> stream(
       grpc::internal::
@@ -424,10 +446,7 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
               context.get()));
   v1::BeginResumeRequest message;
   *message.mutable_header() = call.header;
-  if (offer_shared) {
-    message.mutable_header()->mutable_planes()->add_planes(
-        v1::DATA_PLANE_SHARED_MEMORY);
-  }
+  if (offer_segment) *message.mutable_header()->mutable_planes() = Offer();
   bool writing = stream->Write(EncodeMessage(message));
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     v1::BeginResumeRequest tokens;

@@ -31,7 +31,7 @@ class RowIntake {
   // Behind its last piece. kInvalidArgument when bytes are left.
   absl::Status End();
 
-  // Row bytes so far that came through shared memory.
+  // Row bytes so far that came through the segment.
   [[nodiscard]] uint64_t shared_bytes() const { return shared_bytes_; }
 
  private:

@@ -36,7 +36,7 @@ class RowOutlet {
   // Returns when the consumer needs nothing more from here: a segment that
   // goes before its client took it takes its rows along. REQUIRES: flushed.
   virtual absl::Status Drain() { return absl::OkStatus(); }
-  // Whether bytes go through shared memory.
+  // Whether bytes go through a segment.
   [[nodiscard]] virtual bool shared() const = 0;
 
   // Row bytes that left, and the time that took.

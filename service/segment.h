@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda_driver.h"
 #include "service/unique_fd.h"
 
 namespace torpor::service {
@@ -30,9 +31,12 @@ struct ShmControl {
   std::atomic<uint64_t> consumed;
   std::atomic<uint32_t> wake;
   alignas(64) std::atomic<uint32_t> waiting;
+  // Of a segment that is taken by one.
+  alignas(64) kernels::CudaIpcHandle cuda_handle;
 };
 static_assert(offsetof(ShmControl, wake) == 8);
 static_assert(offsetof(ShmControl, waiting) == 64);
+static_assert(offsetof(ShmControl, cuda_handle) == 128);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // kUnavailable with what the system says (errno).
@@ -77,6 +81,11 @@ class Segment {
   [[nodiscard]] int control_fd() const { return control_.fd(); }
   // What the client takes over, the control page last.
   [[nodiscard]] virtual std::vector<int> descriptors() const = 0;
+
+  // The plane's name, for metrics.
+  [[nodiscard]] virtual const char* plane() const = 0;
+  // Whether it is to stay until the client has let go of it.
+  [[nodiscard]] virtual bool outlives_owner() const = 0;
 
   // Where this side lays rows. REQUIRES: it produces.
   virtual std::span<uint8_t> writable() = 0;

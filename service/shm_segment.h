@@ -36,6 +36,8 @@ class ShmSegment final : public Segment {
   [[nodiscard]] std::vector<int> descriptors() const override {
     return {segment_fd(), control_fd()};
   }
+  [[nodiscard]] const char* plane() const override { return "shared_memory"; }
+  [[nodiscard]] bool outlives_owner() const override { return false; }
   std::span<uint8_t> writable() override;
   absl::Status Publish(uint64_t, uint64_t) override { return absl::OkStatus(); }
   absl::StatusOr<std::span<const uint8_t>> Read(uint64_t offset,

@@ -287,6 +287,10 @@ TEST(SegmentOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(
       SegmentOptions({.segment_bytes = 8 * kMiB, .max_bytes = kMiB}).Validate(),
       HasStatus(StatusCode::kInvalidArgument, "plane.max_bytes"));
+  EXPECT_OK(SegmentOptions({.device_bytes = 0}).Validate());
+  EXPECT_OK(SegmentOptions({.device_bytes = 2 * kMiB}).Validate());
+  EXPECT_THAT(SegmentOptions({.device_bytes = kMiB}).Validate(),
+              HasStatus(StatusCode::kInvalidArgument, "plane.device_bytes"));
 }
 
 }  // namespace

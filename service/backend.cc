@@ -119,8 +119,7 @@ void Backend::Maintain() {
   prefetcher_.DropExpired();
   metrics_.SetStore(store_->Stats());
   metrics_.SetReplayQueue(replay_.waiting());
-  const SegmentBroker::Stats segments = segments_.stats();
-  metrics_.SetSegments(segments.segments, segments.bytes);
+  metrics_.SetSegments(segments_.stats());
   const Prefetcher::Stats prefetched = prefetcher_.stats();
   metrics_.SetPrefetched(prefetched.sessions, prefetched.held_bytes);
 }

@@ -123,6 +123,12 @@ Client::Client(ClientOptions options)
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
     const ClientOptions& options) {
   std::unique_ptr<Client> client(new Client(options));
+  if (options.plane == RowPlane::kCudaIpc) {
+    TORPOR_ASSIGN_OR_RETURN(const kernels::CudaDriver driver,
+                            kernels::CudaDriver::Load());
+    TORPOR_ASSIGN_OR_RETURN(client->cuda_,
+                            kernels::CudaContext::OpenFirst(driver));
+  }
   std::shared_ptr<grpc::ChannelCredentials> credentials =
       grpc::InsecureChannelCredentials();
   if (!options.tls_ca.empty()) {
@@ -188,40 +194,54 @@ absl::Status Client::CheckHealth(const std::string& service) {
 
 // ---- data planes ----------------------------------------------------------
 
-bool Client::OffersSharedMemory() const {
+bool Client::WantsSegment() const {
   return options_.plane == RowPlane::kSharedMemory ||
-         (options_.plane == RowPlane::kAuto && !unix_path_.empty() &&
-          !unreachable_.load());
+         options_.plane == RowPlane::kCudaIpc;
+}
+
+bool Client::OffersSegment() const {
+  return WantsSegment() || (options_.plane == RowPlane::kAuto &&
+                            !unix_path_.empty() && !unreachable_.load());
+}
+
+v1::DataPlaneOffer Client::Offer() const {
+  v1::DataPlaneOffer offer;
+  if (cuda_ == nullptr) {
+    offer.add_planes(v1::DATA_PLANE_SHARED_MEMORY);
+    return offer;
+  }
+  offer.add_planes(v1::DATA_PLANE_CUDA_IPC);
+  const auto& uuid = cuda_->gpu().bytes;
+  offer.mutable_cuda()->set_gpu_uuid(std::string(uuid.begin(), uuid.end()));
+  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_FD);
+  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_LEGACY);
+  return offer;
 }
 
 absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
     const v1::DataPlaneChoice& choice, Flow flow) {
-  if (choice.plane() != v1::DATA_PLANE_SHARED_MEMORY) {
-    if (options_.plane == RowPlane::kSharedMemory) {
+  if (choice.nonce().empty()) {
+    if (WantsSegment()) {
       return absl::FailedPreconditionError(
           choice.reason().empty()
-              ? "shared memory: this daemon does not negotiate it"
+              ? "data plane: this daemon does not negotiate it"
               : choice.reason());
     }
     return std::unique_ptr<SegmentLink>();
   }
   absl::StatusOr<std::unique_ptr<SegmentLink>> link =
-      SegmentLink::Take(unix_path_, choice, flow);
+      SegmentLink::Take(unix_path_, choice, flow, cuda_);
   // The socket answers, and only this segment is gone.
   const bool gone = absl::IsNotFound(link.status());
-  if (options_.plane == RowPlane::kAuto && !link.ok() && !gone) {
-    unreachable_.store(true);
-  }
+  if (!WantsSegment() && !link.ok() && !gone) unreachable_.store(true);
   return link;
 }
 
 // ---- suspend --------------------------------------------------------------
 
 absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
-  const bool worth = BytesOf(call) >= kWorthSharing ||
-                     options_.plane == RowPlane::kSharedMemory;
-  return worth && OffersSharedMemory() ? SuspendInParts(call)
-                                       : SuspendInOne(call);
+  const bool worth = BytesOf(call) >= kWorthSharing || WantsSegment();
+  return worth && OffersSegment() ? SuspendInParts(call) : SuspendInOne(call);
 }
 
 absl::StatusOr<v1::SuspendReceipt> Client::SuspendInOne(
@@ -273,8 +293,7 @@ absl::StatusOr<v1::BeginSuspendResponse> Client::BeginSuspend(
   const auto writer = sessions_->BeginSuspend(context.get(), &response);
   v1::BeginSuspendRequest message;
   *message.mutable_header() = call.header;
-  message.mutable_header()->mutable_planes()->add_planes(
-      v1::DATA_PLANE_SHARED_MEMORY);
+  *message.mutable_header()->mutable_planes() = Offer();
   bool writing = writer->Write(message);
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     *message.mutable_tokens() = ChunkOf(
@@ -338,7 +357,7 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
   if (!link.ok()) {
     const absl::Status why = abandon(link.status());
     // Nothing was sent.
-    if (options_.plane == RowPlane::kAuto) return SuspendInOne(call);
+    if (!WantsSegment()) return SuspendInOne(call);
     return why;
   }
   if (absl::Status s = PutRows(call, begun, link->get()); !s.ok()) {
@@ -356,7 +375,7 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
 // ---- resume ---------------------------------------------------------------
 
 absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
-  return ResumeOnce(call, OffersSharedMemory());
+  return ResumeOnce(call, OffersSegment());
 }
 
 // One Resume stream as its messages come.
@@ -408,7 +427,7 @@ class ResumeReader {
 };
 
 absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
-                                                bool offer_shared) {
+                                                bool offer_segment) {
   const auto context = Context();
   const std::unique_ptr<RawReaderWriter> stream(
       grpc::internal::
@@ -419,10 +438,7 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
               context.get()));
   v1::BeginResumeRequest message;
   *message.mutable_header() = call.header;
-  if (offer_shared) {
-    message.mutable_header()->mutable_planes()->add_planes(
-        v1::DATA_PLANE_SHARED_MEMORY);
-  }
+  if (offer_segment) *message.mutable_header()->mutable_planes() = Offer();
   bool writing = stream->Write(EncodeMessage(message));
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     v1::BeginResumeRequest tokens;
@@ -451,7 +467,7 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
   const grpc::Status status = stream->Finish();
   if (!taken.ok() && !gone) {
     // Nothing was handed on before the segment was there.
-    const bool again = !segment.ok() && options_.plane == RowPlane::kAuto;
+    const bool again = !segment.ok() && !WantsSegment();
     return again ? ResumeOnce(call, false) : taken;
   }
   if (!status.ok()) return FromGrpcStatus(status);

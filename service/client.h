@@ -33,6 +33,8 @@ enum class RowPlane {
   kGrpc,
   // Nothing else: kFailedPrecondition with the daemon's reason.
   kSharedMemory,
+  // Likewise, through memory of the first GPU that this process sees.
+  kCudaIpc,
 };
 
 struct ClientOptions {
@@ -99,7 +101,8 @@ struct ResumeAnswer {
 
 class Client {
  public:
-  // kUnavailable when nobody answers within 5 s, or the timeout if shorter.
+  // kUnavailable when nobody answers within 5 s, or the timeout if shorter, and
+  // for kCudaIpc without a driver or a GPU.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(
       const ClientOptions& options);
 
@@ -139,9 +142,12 @@ class Client {
   explicit Client(ClientOptions options);
   static absl::Status Status(const grpc::Status& status);
 
-  // Whether calls offer shared memory.
-  [[nodiscard]] bool OffersSharedMemory() const;
-  // The segment of an answer; null for gRPC, an error when shared memory alone
+  // Whether gRPC will not do.
+  [[nodiscard]] bool WantsSegment() const;
+  // Whether calls offer a plane beside gRPC, and which.
+  [[nodiscard]] bool OffersSegment() const;
+  [[nodiscard]] v1::DataPlaneOffer Offer() const;
+  // The segment of an answer; null for gRPC, an error when a segment alone
   // would do. kNotFound when it is gone; other errors of kAuto end its offers.
   absl::StatusOr<std::unique_ptr<SegmentLink>> TakeSegment(
       const v1::DataPlaneChoice& choice, Flow flow);
@@ -155,7 +161,7 @@ class Client {
                        const v1::BeginSuspendResponse& begun,
                        SegmentLink* link);
   absl::StatusOr<ResumeAnswer> ResumeOnce(const ResumeCall& call,
-                                          bool offer_shared);
+                                          bool offer_segment);
 
   const ClientOptions options_;
   // Of the daemon's socket; empty when it is none.
@@ -163,6 +169,8 @@ class Client {
   // Its descriptor socket could not be reached, for example from a container
   // that sees the main one only.
   std::atomic<bool> unreachable_{false};
+  // Of kCudaIpc.
+  std::shared_ptr<const kernels::CudaContext> cuda_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::ModelService::Stub> models_;

@@ -209,6 +209,7 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
         section("plane", {{"shared_memory", Flag(&b.segments.enabled)},
                           {"segment_bytes", Number(&b.segments.segment_bytes)},
                           {"max_bytes", Number(&b.segments.max_bytes)},
+                          {"device_bytes", Number(&b.segments.device_bytes)},
                           {"take_limit_ms", Time(&b.segments.take_limit)},
                           {"stall_limit_ms", Time(&b.segments.stall_limit)}})},
        {"limits",

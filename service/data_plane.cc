@@ -7,6 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "service/device_segment.h"
 
 namespace torpor::service {
 namespace {
@@ -18,6 +20,50 @@ void AddReason(const char* plane, absl::string_view why,
   if (!choice->reason().empty()) choice->mutable_reason()->append("; ");
   choice->mutable_reason()->append(
       absl::StrFormat("%s: %s", plane, std::string(why)));
+}
+
+// What the offer says of CUDA. kInvalidArgument names the field.
+absl::StatusOr<kernels::CudaUuid> GpuOf(const v1::CudaOffer& offer) {
+  kernels::CudaUuid gpu;
+  if (offer.gpu_uuid().size() != gpu.bytes.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cuda.gpu_uuid: got %d bytes, wanted %d",
+                        offer.gpu_uuid().size(), gpu.bytes.size()));
+  }
+  std::copy(offer.gpu_uuid().begin(), offer.gpu_uuid().end(),
+            gpu.bytes.begin());
+  return gpu;
+}
+
+std::vector<kernels::CudaHandleKind> KindsOf(const v1::CudaOffer& offer) {
+  std::vector<kernels::CudaHandleKind> kinds;
+  for (const int kind : offer.handle_kinds()) {
+    if (kind == v1::CUDA_HANDLE_KIND_FD) {
+      kinds.push_back(kernels::CudaHandleKind::kFd);
+    } else if (kind == v1::CUDA_HANDLE_KIND_LEGACY) {
+      kinds.push_back(kernels::CudaHandleKind::kLegacy);
+    }
+  }
+  return kinds;
+}
+
+// A segment of the plane, or why not.
+absl::StatusOr<SegmentBroker::Made> Make(SegmentBroker* broker,
+                                         v1::DataPlane plane,
+                                         const PlaneAsk& ask) {
+  if (!absl::StartsWith(ask.peer, kUnixPeer)) {
+    return absl::FailedPreconditionError("this connection is no unix socket");
+  }
+  if (ask.flow == Flow::kToClient && ask.bytes == 0) {
+    return absl::FailedPreconditionError("there are no rows to carry");
+  }
+  if (plane == v1::DATA_PLANE_SHARED_MEMORY) {
+    return broker->Make(ask.bytes, ask.flow, ask.on_lost);
+  }
+  TORPOR_ASSIGN_OR_RETURN(const kernels::CudaUuid gpu,
+                          GpuOf(ask.offer->cuda()));
+  return broker->MakeOnDevice(ask.bytes, gpu, KindsOf(ask.offer->cuda()),
+                              ask.on_lost);
 }
 
 }  // namespace
@@ -59,29 +105,26 @@ PlaneAnswer ChoosePlane(SegmentBroker* broker, PlaneAsk ask) {
   choice.set_plane(v1::DATA_PLANE_GRPC);
   for (const int plane : ask.offer->planes()) {
     if (plane == v1::DATA_PLANE_GRPC) return answer;
-    if (plane == v1::DATA_PLANE_CUDA_IPC) {
-      AddReason("CUDA IPC", "not served by this daemon", &choice);
-      continue;
-    }
-    if (plane != v1::DATA_PLANE_SHARED_MEMORY) {
+    const bool cuda = plane == v1::DATA_PLANE_CUDA_IPC;
+    if (!cuda && plane != v1::DATA_PLANE_SHARED_MEMORY) {
       AddReason("unknown plane", std::to_string(plane), &choice);
       continue;
     }
-    if (!absl::StartsWith(ask.peer, kUnixPeer)) {
-      AddReason("shared memory", "this connection is no unix socket", &choice);
-      continue;
-    }
-    if (ask.flow == Flow::kToClient && ask.bytes == 0) {
-      AddReason("shared memory", "there are no rows to carry", &choice);
-      continue;
-    }
-    absl::StatusOr<SegmentBroker::Made> made =
-        broker->Make(ask.bytes, ask.flow, ask.on_lost);
+    const auto known = static_cast<v1::DataPlane>(plane);
+    absl::StatusOr<SegmentBroker::Made> made = Make(broker, known, ask);
     if (!made.ok()) {
-      AddReason("shared memory", made.status().message(), &choice);
+      AddReason(cuda ? "CUDA IPC" : "shared memory", made.status().message(),
+                &choice);
       continue;
     }
-    choice.set_plane(v1::DATA_PLANE_SHARED_MEMORY);
+    choice.set_plane(known);
+    if (cuda) {
+      const auto& memory =
+          static_cast<const DeviceSegment&>(made->segment->memory());
+      choice.set_cuda_handle_kind(memory.kind() == kernels::CudaHandleKind::kFd
+                                      ? v1::CUDA_HANDLE_KIND_FD
+                                      : v1::CUDA_HANDLE_KIND_LEGACY);
+    }
     choice.set_nonce(made->nonce);
     choice.set_segment(made->segment->id());
     choice.set_segment_bytes(made->segment->memory().bytes());

@@ -45,7 +45,7 @@ class PlaneSet {
   // For one stream. kNotFound; kFailedPrecondition when another stream uses it.
   absl::StatusOr<std::unique_ptr<SegmentUse>> Use(const std::string& id);
 
-  // Row bytes that went through shared memory.
+  // Row bytes that went through segments.
   void AddBytes(uint64_t n) { bytes_.fetch_add(n); }
   [[nodiscard]] uint64_t bytes() const { return bytes_.load(); }
 

@@ -82,8 +82,8 @@ struct Metrics::Impl {
   Family<Gauge>& store = GaugeFamily("torpor_store", "State of the store.");
   Gauge& replay_queue =
       GaugeFamily("torpor_replay_queue", "Replays that wait.").Add({});
-  Family<Gauge>& segments =
-      GaugeFamily("torpor_segments", "Shared-memory segments that are open.");
+  Family<Gauge>& segments = GaugeFamily(
+      "torpor_segments", "Segments of shared and device memory that are open.");
 };
 
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
@@ -176,12 +176,10 @@ void Metrics::SetStore(const store::StoreStats& s) {
   }
 }
 
-void Metrics::CountRowBytes(const char* direction, bool shared_memory,
+void Metrics::CountRowBytes(const char* direction, const char* plane,
                             uint64_t bytes) {
   if (bytes == 0) return;
-  impl_->row_bytes
-      .Add({{"direction", direction},
-            {"plane", shared_memory ? "shared_memory" : "grpc"}})
+  impl_->row_bytes.Add({{"direction", direction}, {"plane", plane}})
       .Increment(static_cast<double>(bytes));
 }
 
@@ -201,9 +199,15 @@ void Metrics::SetReplayQueue(size_t waiting) {
   impl_->replay_queue.Set(static_cast<double>(waiting));
 }
 
-void Metrics::SetSegments(size_t segments, uint64_t bytes) {
-  impl_->segments.Add({{"field", "count"}}).Set(static_cast<double>(segments));
-  impl_->segments.Add({{"field", "bytes"}}).Set(static_cast<double>(bytes));
+void Metrics::SetSegments(const SegmentBroker::Stats& stats) {
+  const std::map<const char*, uint64_t> values = {
+      {"count", stats.segments},
+      {"bytes", stats.bytes},
+      {"device_count", stats.device_segments},
+      {"device_bytes", stats.device_bytes}};
+  for (const auto& [field, value] : values) {
+    impl_->segments.Add({{"field", field}}).Set(static_cast<double>(value));
+  }
 }
 
 }  // namespace torpor::service

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "service/segment_broker.h"
 #include "store/types.h"
 #include "torpor/v1/types.pb.h"
 
@@ -35,13 +36,13 @@ class Metrics {
   // A resume that reused nothing, with its reason.
   void CountFullRecompute(std::string_view reason);
   // Row bytes of a stream, "in" or "out", by the plane that carried them.
-  void CountRowBytes(const char* direction, bool shared_memory, uint64_t bytes);
+  void CountRowBytes(const char* direction, const char* plane, uint64_t bytes);
   // asked, read, held, used, expired, cancelled, refused, failed.
   void CountPrefetch(const char* event);
   void SetStore(const store::StoreStats& stats);
   void SetReplayQueue(size_t waiting);
-  // Shared-memory segments that are open, and their bytes.
-  void SetSegments(size_t segments, uint64_t bytes);
+  // Segments that are open, of shared memory and of GPUs.
+  void SetSegments(const SegmentBroker::Stats& stats);
   // Sessions that are prefetched, and the memory of their windows.
   void SetPrefetched(size_t sessions, uint64_t held_bytes);
 

@@ -102,8 +102,9 @@ class LeaseOutlet {
       : backend_(backend), call_(call), write_(std::move(write)) {}
   ~LeaseOutlet() {
     if (outlet_ != nullptr) {
-      backend_.metrics().CountRowBytes("out", outlet_->shared(),
-                                       outlet_->bytes());
+      backend_.metrics().CountRowBytes(
+          "out", use_ == nullptr ? "grpc" : use_->segment().memory().plane(),
+          outlet_->bytes());
     }
   }
 

@@ -13,7 +13,7 @@ constexpr uint64_t kReleasesInRing = 16;
 
 }  // namespace
 
-RowIntake::RowIntake(ShmSegment* segment) : segment_(segment) {
+RowIntake::RowIntake(Segment* segment) : segment_(segment) {
   if (segment != nullptr) ring_.emplace(segment);
 }
 
@@ -57,12 +57,7 @@ absl::StatusOr<std::span<const uint8_t>> RowIntake::Take(
   }
   held_bytes_ += bytes;
   shared_bytes_ += bytes;
-  if (!segment_->readable().empty())
-    return ring_->View(piece.position(), bytes);
-  if (copy_.size() < bytes) copy_.resize(bytes);
-  const std::span<uint8_t> copy = std::span(copy_).first(bytes);
-  TORPOR_RETURN_IF_ERROR(ring_->Copy(piece.position(), copy));
-  return copy;
+  return ring_->View(piece.position(), bytes);
 }
 
 absl::Status RowIntake::End() {

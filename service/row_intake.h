@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bytes of the pieces of a stream of row messages, whatever plane carries
-// them: inside the message, or in a shared segment when it has no data. A
-// segment that the other side may still write is copied out of, once, before
-// anything looks at the bytes. Not thread-safe.
+// them: inside the message, or in a shared segment when it has no data. Not
+// thread-safe.
 
 #ifndef TORPOR_SERVICE_ROW_INTAKE_H_
 #define TORPOR_SERVICE_ROW_INTAKE_H_
@@ -12,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "service/row_codec.h"
@@ -23,7 +21,7 @@ namespace torpor::service {
 class RowIntake {
  public:
   // `segment` (null: messages alone) outlives the intake.
-  explicit RowIntake(ShmSegment* segment = nullptr);
+  explicit RowIntake(Segment* segment = nullptr);
 
   // The next message; its pieces are taken in their order.
   absl::Status Begin(const RowMessage& message);
@@ -33,18 +31,17 @@ class RowIntake {
   // Behind its last piece. kInvalidArgument when bytes are left.
   absl::Status End();
 
-  // Row bytes so far that came through shared memory.
+  // Row bytes so far that came through the segment.
   [[nodiscard]] uint64_t shared_bytes() const { return shared_bytes_; }
 
  private:
-  ShmSegment* const segment_;
+  Segment* const segment_;
   std::optional<RingConsumer> ring_;
   bool inline_ = true;
   std::span<const uint8_t> rest_;
   // Taken out of the ring and not released.
   uint64_t held_bytes_ = 0;
   uint64_t shared_bytes_ = 0;
-  std::vector<uint8_t> copy_;
 };
 
 }  // namespace torpor::service

@@ -48,7 +48,7 @@ absl::Status MessageOutlet::Flush() {
   return Send(&builder_, builder_.data_bytes());
 }
 
-SharedOutlet::SharedOutlet(ShmSegment* segment, Limits limits, Write write)
+SharedOutlet::SharedOutlet(Segment* segment, Limits limits, Write write)
     : RowOutlet(std::move(write)),
       limits_(std::move(limits)),
       batch_bytes_(
@@ -78,6 +78,7 @@ void SharedOutlet::Describe(v1::RowPiece piece) {
 
 absl::Status SharedOutlet::Flush() {
   if (builder_.empty()) return absl::OkStatus();
+  TORPOR_RETURN_IF_ERROR(ring_.Publish());
   gathered_pieces_ = 0;
   return Send(&builder_, std::exchange(gathered_bytes_, 0));
 }

@@ -36,7 +36,7 @@ class RowOutlet {
   // Returns when the consumer needs nothing more from here: a segment that
   // goes before its client took it takes its rows along. REQUIRES: flushed.
   virtual absl::Status Drain() { return absl::OkStatus(); }
-  // Whether bytes go through shared memory.
+  // Whether bytes go through a segment.
   [[nodiscard]] virtual bool shared() const = 0;
 
   // Row bytes that left, and the time that took.
@@ -69,7 +69,7 @@ class MessageOutlet final : public RowOutlet {
   RowMessageBuilder builder_;
 };
 
-// Rows in a shared segment, messages that say where.
+// Rows in a segment, messages that say where.
 class SharedOutlet final : public RowOutlet {
  public:
   struct Limits {
@@ -79,7 +79,7 @@ class SharedOutlet final : public RowOutlet {
     std::function<bool()> give_up;
   };
   // `segment` outlives the outlet.
-  SharedOutlet(ShmSegment* segment, Limits limits, Write write);
+  SharedOutlet(Segment* segment, Limits limits, Write write);
 
   absl::StatusOr<std::span<uint8_t>> Append(size_t bytes) override;
   void Describe(v1::RowPiece piece) override;

@@ -18,7 +18,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "service/cuda_contexts.h"
+#include "service/device_segment.h"
 #include "service/fd_socket.h"
+#include "service/shm_segment.h"
 
 namespace torpor::service {
 namespace {
@@ -34,6 +37,8 @@ constexpr size_t kMostGreeting = 64;
 constexpr std::chrono::seconds kGreetingLimit{5};
 // After accept failed, for want of descriptors for example.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+
+constexpr uint64_t kDeviceUnit = kernels::CudaSharedMemory::kUnit;
 
 std::string RandomBytes(size_t n) {
   std::string out(n, '\0');
@@ -54,6 +59,11 @@ absl::Status SegmentOptions::Validate() const {
         "plane.max_bytes: got %d, wanted at least plane.segment_bytes, %d",
         max_bytes, segment_bytes));
   }
+  if (device_bytes != 0 && device_bytes < kDeviceUnit) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("plane.device_bytes: got %d, wanted 0 or at least %d",
+                        device_bytes, kDeviceUnit));
+  }
   for (const auto& [name, limit] :
        {std::pair{"plane.take_limit_ms", take_limit},
         std::pair{"plane.stall_limit_ms", stall_limit}}) {
@@ -68,7 +78,12 @@ absl::Status SegmentOptions::Validate() const {
 // What segments, callers and the thread share.
 struct ServerSegment::Shared {
   explicit Shared(const SegmentOptions& o)
-      : options(o), wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      : options(o),
+        wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        shared_memory(
+            std::make_shared<SegmentBudget>(o.max_bytes, "plane.max_bytes")),
+        device(std::make_shared<SegmentBudget>(o.device_bytes,
+                                               "plane.device_bytes")) {}
 
   // A segment that waits for its client.
   struct Offered {
@@ -76,6 +91,12 @@ struct ServerSegment::Shared {
     std::function<void(ServerSegment&)> on_lost;
     SteadyClock::time_point deadline;
   };
+
+  [[nodiscard]] absl::Status CheckServes() const {
+    MutexLock lock(&mu);
+    if (listening && !stopping) return absl::OkStatus();
+    return absl::UnavailableError("no descriptor socket is served");
+  }
 
   void Wake() const {
     const uint64_t one = 1;
@@ -89,24 +110,18 @@ struct ServerSegment::Shared {
   std::vector<UniqueFd> new_listeners ABSL_GUARDED_BY(mu);
   bool listening ABSL_GUARDED_BY(mu) = false;
   std::map<std::string, Offered> offered ABSL_GUARDED_BY(mu);
-  size_t segments ABSL_GUARDED_BY(mu) = 0;
-  uint64_t bytes ABSL_GUARDED_BY(mu) = 0;
+  const std::shared_ptr<SegmentBudget> shared_memory;
+  const std::shared_ptr<SegmentBudget> device;
+  CudaContexts cuda;
 };
 
 ServerSegment::ServerSegment(std::shared_ptr<Shared> shared,
-                             std::unique_ptr<ShmSegment> memory, std::string id,
-                             uint64_t charged)
+                             std::shared_ptr<Charged> memory, std::string id)
     : shared_(std::move(shared)),
       memory_(std::move(memory)),
-      id_(std::move(id)),
-      charged_(charged) {}
+      id_(std::move(id)) {}
 
 ServerSegment::~ServerSegment() {
-  {
-    MutexLock lock(&shared_->mu);
-    --shared_->segments;
-    shared_->bytes -= charged_;
-  }
   // Its connection is closed by the thread.
   shared_->Wake();
 }
@@ -143,6 +158,8 @@ class SegmentBroker::Loop {
     UniqueFd fd;
     std::weak_ptr<ServerSegment> segment;
     std::function<void(ServerSegment&)> on_lost;
+    // That is to stay until the client closes the connection; else null.
+    std::shared_ptr<ServerSegment::Charged> kept;
   };
 
   // Until something happens or is due; false to stop.
@@ -251,24 +268,27 @@ class SegmentBroker::Loop {
       if (segment != nullptr) Lose(segment, offered->on_lost);
       return;
     }
-    ShmSegment& memory = segment->memory();
-    if (!SendDescriptors(
-            g->fd.get(), 0,
-            std::array<int, 2>{memory.segment_fd(), memory.control_fd()})) {
+    if (!SendDescriptors(g->fd.get(), 0, segment->memory().descriptors())) {
       Lose(segment, offered->on_lost);
       return;
     }
     holding_.push_back(
-        {std::move(g->fd), segment, std::move(offered->on_lost)});
+        {std::move(g->fd), segment, std::move(offered->on_lost),
+         segment->memory().outlives_owner() ? segment->memory_ : nullptr});
   }
 
   // Connections that ended, and those whose segment was freed.
   void Watch() {
     std::erase_if(holding_, [&](Holding& h) {
       const std::shared_ptr<ServerSegment> segment = h.segment.lock();
-      if (segment == nullptr) return true;
+      if (segment == nullptr && h.kept != nullptr) {
+        // Tells the client, which answers by closing its end.
+        shutdown(h.fd.get(), SHUT_WR);
+      } else if (segment == nullptr) {
+        return true;
+      }
       if (!HungUp(h.fd.get())) return false;
-      Lose(segment, h.on_lost);
+      if (segment != nullptr) Lose(segment, h.on_lost);
       return true;
     });
   }
@@ -336,41 +356,64 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::Make(
   if (!options.enabled) {
     return absl::UnavailableError("disabled by plane.shared_memory");
   }
+  TORPOR_RETURN_IF_ERROR(shared_->CheckServes());
   const uint64_t rounded =
       (std::min(wanted, options.segment_bytes) + kGranularity - 1) /
       kGranularity * kGranularity;
   const uint64_t bytes =
       std::clamp(rounded, kLeastBytes, options.segment_bytes);
-  {
-    MutexLock lock(&shared_->mu);
-    if (!shared_->listening || shared_->stopping) {
-      return absl::UnavailableError("no descriptor socket is served");
-    }
-    if (shared_->bytes + bytes > options.max_bytes) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "too many segments: %d hold %d bytes of %d (plane.max_bytes)",
-          shared_->segments, shared_->bytes, options.max_bytes));
-    }
-    ++shared_->segments;
-    shared_->bytes += bytes;
+  auto charged = std::make_shared<ServerSegment::Charged>();
+  TORPOR_ASSIGN_OR_RETURN(charged->charge,
+                          SegmentBudget::Take(shared_->shared_memory, bytes));
+  TORPOR_ASSIGN_OR_RETURN(charged->segment, ShmSegment::Create(bytes, flow));
+  return Offer(std::move(charged), std::move(on_lost));
+}
+
+absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
+    uint64_t wanted, const kernels::CudaUuid& gpu,
+    std::span<const kernels::CudaHandleKind> kinds,
+    std::function<void(ServerSegment&)> on_lost) {
+  const SegmentOptions& options = shared_->options;
+  if (options.device_bytes == 0) {
+    return absl::UnavailableError("disabled by plane.device_bytes");
   }
-  absl::StatusOr<std::unique_ptr<ShmSegment>> memory =
-      ShmSegment::Create(bytes, flow);
-  if (!memory.ok()) {
-    MutexLock lock(&shared_->mu);
-    --shared_->segments;
-    shared_->bytes -= bytes;
-    return memory.status();
+  TORPOR_RETURN_IF_ERROR(shared_->CheckServes());
+  const uint64_t units =
+      (std::min(wanted, options.segment_bytes) + kDeviceUnit - 1) / kDeviceUnit;
+  const uint64_t bytes =
+      std::clamp<uint64_t>(units, 1, options.device_bytes / kDeviceUnit) *
+      kDeviceUnit;
+  auto charged = std::make_shared<ServerSegment::Charged>();
+  TORPOR_ASSIGN_OR_RETURN(charged->charge,
+                          SegmentBudget::Take(shared_->device, bytes));
+  TORPOR_ASSIGN_OR_RETURN(const auto context, shared_->cuda.On(gpu));
+  absl::Status refused = absl::InvalidArgumentError(
+      "cuda.handle_kinds: got none that is known here");
+  for (const kernels::CudaHandleKind kind : kinds) {
+    absl::StatusOr<std::unique_ptr<Segment>> segment =
+        DeviceSegment::Create(context, kind, bytes);
+    if (segment.ok()) {
+      charged->segment = *std::move(segment);
+      return Offer(std::move(charged), std::move(on_lost));
+    }
+    refused = segment.status();
   }
+  if (absl::IsUnavailable(refused)) shared_->cuda.Forget(*context);
+  return refused;
+}
+
+absl::StatusOr<SegmentBroker::Made> SegmentBroker::Offer(
+    std::shared_ptr<ServerSegment::Charged> charged,
+    std::function<void(ServerSegment&)> on_lost) {
   Made made;
-  made.segment = std::shared_ptr<ServerSegment>(
-      new ServerSegment(shared_, *std::move(memory),
-                        absl::BytesToHexString(RandomBytes(8)), bytes));
+  made.segment = std::shared_ptr<ServerSegment>(new ServerSegment(
+      shared_, std::move(charged), absl::BytesToHexString(RandomBytes(8))));
   made.nonce = RandomBytes(kNonceBytes);
   {
     MutexLock lock(&shared_->mu);
-    shared_->offered[made.nonce] = {made.segment, std::move(on_lost),
-                                    SteadyClock::now() + options.take_limit};
+    shared_->offered[made.nonce] = {
+        made.segment, std::move(on_lost),
+        SteadyClock::now() + shared_->options.take_limit};
   }
   shared_->Wake();
   return made;
@@ -394,8 +437,10 @@ void SegmentBroker::Stop() {
 }
 
 SegmentBroker::Stats SegmentBroker::stats() const {
-  MutexLock lock(&shared_->mu);
-  return {shared_->segments, shared_->bytes};
+  const SegmentBudget::Held shared_memory = shared_->shared_memory->held();
+  const SegmentBudget::Held device = shared_->device->held();
+  return {shared_memory.segments, shared_memory.bytes, device.segments,
+          device.bytes};
 }
 
 }  // namespace torpor::service

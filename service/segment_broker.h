@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's shared-memory segments: made within a budget, each handed once
-// to the process that shows its nonce and runs as the daemon's user, as root or
-// in the group of the options, over `<listen>.fd`. That connection is the sign
-// of life: when it closes, the segment is lost and its owner is told. One
-// thread serves all connections; everything here is thread-safe.
+// The daemon's segments, of shared memory and of GPU memory: made within
+// budgets, each handed once to the process that shows its nonce and runs as the
+// daemon's user, as root or in the group of the options, over `<listen>.fd`.
+// That connection is the sign of life: when it closes, the segment is lost and
+// its owner is told. One thread serves all connections; everything here is
+// thread-safe.
 
 #ifndef TORPOR_SERVICE_SEGMENT_BROKER_H_
 #define TORPOR_SERVICE_SEGMENT_BROKER_H_
@@ -15,13 +16,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "service/shm_segment.h"
+#include "kernels/cuda_shared_memory.h"
+#include "service/segment.h"
+#include "service/segment_budget.h"
 #include "service/unix_socket.h"
 
 namespace torpor::service {
@@ -32,8 +36,11 @@ struct SegmentOptions {
   // four batches of 1 MiB keep both sides at work, and more memory takes longer
   // to make (8 ms for 16 MiB) and does not stay in the cache.
   uint64_t segment_bytes = uint64_t{4} << 20;
-  // Of all segments at once; each counts at least 1 MiB.
+  // Of all segments of shared memory at once; each counts at least 1 MiB.
   uint64_t max_bytes = uint64_t{128} << 20;
+  // Of all segments of GPU memory at once, and of the pinned host memory beside
+  // them; each counts at least 2 MiB. 0: no CUDA IPC.
+  uint64_t device_bytes = uint64_t{64} << 20;
   // How long a segment waits to be taken.
   std::chrono::milliseconds take_limit{10'000};
   // How long a stream waits for its consumer to get on.
@@ -54,7 +61,7 @@ class ServerSegment {
   ServerSegment(const ServerSegment&) = delete;
   ServerSegment& operator=(const ServerSegment&) = delete;
 
-  ShmSegment& memory() { return *memory_; }
+  Segment& memory() { return *memory_->segment; }
   [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] std::chrono::milliseconds stall_limit() const;
   // Whether its client is gone, or never came.
@@ -67,14 +74,17 @@ class ServerSegment {
  private:
   friend class SegmentBroker;
   struct Shared;
-  ServerSegment(std::shared_ptr<Shared> shared,
-                std::unique_ptr<ShmSegment> memory, std::string id,
-                uint64_t charged);
+  // Memory that counts while it is there; it may outlive its ServerSegment.
+  struct Charged {
+    std::unique_ptr<SegmentBudget::Charge> charge;
+    std::unique_ptr<Segment> segment;
+  };
+  ServerSegment(std::shared_ptr<Shared> shared, std::shared_ptr<Charged> memory,
+                std::string id);
 
   const std::shared_ptr<Shared> shared_;
-  const std::unique_ptr<ShmSegment> memory_;
+  const std::shared_ptr<Charged> memory_;
   const std::string id_;
-  const uint64_t charged_;
   std::atomic<bool> lost_{false};
   std::atomic<bool> in_use_{false};
 };
@@ -100,6 +110,12 @@ class SegmentBroker {
   // segments are served here, kResourceExhausted when there are too many.
   absl::StatusOr<Made> Make(uint64_t wanted, Flow flow,
                             std::function<void(ServerSegment&)> on_lost);
+  // Likewise on a GPU, by the first of these kinds that it serves. kUnavailable
+  // also when the driver does not show the GPU, or it is lost.
+  absl::StatusOr<Made> MakeOnDevice(
+      uint64_t wanted, const kernels::CudaUuid& gpu,
+      std::span<const kernels::CudaHandleKind> kinds,
+      std::function<void(ServerSegment&)> on_lost);
 
   // Ends the thread, closes connections and removes the sockets; on_lost does
   // not run any more when it returns. Idempotent.
@@ -108,11 +124,17 @@ class SegmentBroker {
   struct Stats {
     size_t segments = 0;
     uint64_t bytes = 0;
+    size_t device_segments = 0;
+    uint64_t device_bytes = 0;
   };
   [[nodiscard]] Stats stats() const;
 
  private:
   class Loop;
+
+  // Waits for the client from now on.
+  absl::StatusOr<Made> Offer(std::shared_ptr<ServerSegment::Charged> charged,
+                             std::function<void(ServerSegment&)> on_lost);
 
   const std::shared_ptr<ServerSegment::Shared> shared_;
   std::vector<std::unique_ptr<UnixSocketPath>> paths_;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A client's hold on a segment of the daemon: the descriptors taken over
-// `<listen>.fd`, mapped, and the connection that says it is alive.
+// `<listen>.fd`, what they name mapped, and the connection that says it is
+// alive.
 
 #ifndef TORPOR_SERVICE_SEGMENT_LINK_H_
 #define TORPOR_SERVICE_SEGMENT_LINK_H_
@@ -10,7 +11,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "service/shm_segment.h"
+#include "kernels/cuda_shared_memory.h"
+#include "service/segment.h"
 #include "service/unique_fd.h"
 #include "torpor/v1/session_service.pb.h"
 
@@ -21,23 +23,27 @@ std::string UnixPathOf(const std::string& address);
 
 class SegmentLink {
  public:
-  // `listen_path` is the daemon's socket. kUnavailable when the descriptor
-  // socket does not answer, kNotFound for a nonce it does not know (any more),
-  // kPermissionDenied when we are another user.
+  // `listen_path` is the daemon's socket; `cuda` the GPU of the offer, for a
+  // choice of CUDA IPC. kUnavailable when the descriptor socket does not
+  // answer, kNotFound for a nonce it does not know (any more),
+  // kPermissionDenied when we are another user; errors of ShmSegment::Map and
+  // DeviceSegment::Open.
   static absl::StatusOr<std::unique_ptr<SegmentLink>> Take(
       const std::string& listen_path, const v1::DataPlaneChoice& choice,
-      Flow flow);
+      Flow flow,
+      const std::shared_ptr<const kernels::CudaContext>& cuda = nullptr);
 
-  ShmSegment& memory() { return *memory_; }
+  Segment& memory() { return *memory_; }
   // Whether the daemon has let the segment go.
   [[nodiscard]] bool lost() const;
 
  private:
-  SegmentLink(UniqueFd connection, std::unique_ptr<ShmSegment> memory)
+  SegmentLink(UniqueFd connection, std::unique_ptr<Segment> memory)
       : connection_(std::move(connection)), memory_(std::move(memory)) {}
 
+  // Closed last: see DataPlaneChoice of device memory.
   const UniqueFd connection_;
-  const std::unique_ptr<ShmSegment> memory_;
+  const std::unique_ptr<Segment> memory_;
 };
 
 }  // namespace torpor::service

@@ -8,6 +8,7 @@
 
 #include <ctime>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -38,7 +39,7 @@ void Wake(std::atomic<uint32_t>* word) {
 
 }  // namespace
 
-RingProducer::RingProducer(ShmSegment* segment) : segment_(segment) {
+RingProducer::RingProducer(Segment* segment) : segment_(segment) {
   segment_->control().consumed.store(0);
   segment_->control().waiting.store(0);
 }
@@ -80,9 +81,20 @@ absl::StatusOr<RingRoom> RingProducer::Reserve(
   const uint64_t position = PlaceFor(bytes);
   TORPOR_RETURN_IF_ERROR(
       WaitFor([&] { return Fits(position, bytes); }, limit, give_up));
+  if (position != head_) {
+    // What is published together is contiguous.
+    TORPOR_RETURN_IF_ERROR(Publish());
+    unpublished_ = position;
+  }
   head_ = position + bytes;
   return RingRoom{position,
                   segment_->writable().subspan(position % size, bytes)};
+}
+
+absl::Status RingProducer::Publish() {
+  const uint64_t begin = std::exchange(unpublished_, head_);
+  if (begin == head_) return absl::OkStatus();
+  return segment_->Publish(begin % segment_->bytes(), head_ - begin);
 }
 
 absl::Status RingProducer::Drain(std::chrono::milliseconds limit,
@@ -140,12 +152,7 @@ absl::Status RingConsumer::Advance(uint64_t position, uint64_t bytes) {
 absl::StatusOr<std::span<const uint8_t>> RingConsumer::View(uint64_t position,
                                                             uint64_t bytes) {
   TORPOR_RETURN_IF_ERROR(Advance(position, bytes));
-  return segment_->readable().subspan(position % segment_->bytes(), bytes);
-}
-
-absl::Status RingConsumer::Copy(uint64_t position, std::span<uint8_t> out) {
-  TORPOR_RETURN_IF_ERROR(Advance(position, out.size()));
-  return segment_->CopyOut(position % segment_->bytes(), out);
+  return segment_->Read(position % segment_->bytes(), bytes);
 }
 
 void RingConsumer::Release() {

@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "service/shm_segment.h"
+#include "service/segment.h"
 
 namespace torpor::service {
 
@@ -30,7 +30,7 @@ struct RingRoom {
 class RingProducer {
  public:
   // Begins at position 0 with an empty ring. `segment` outlives the producer.
-  explicit RingProducer(ShmSegment* segment);
+  explicit RingProducer(Segment* segment);
 
   // Whether Reserve would return at once.
   bool HasRoom(size_t bytes);
@@ -43,6 +43,8 @@ class RingProducer {
   absl::StatusOr<RingRoom> Reserve(size_t bytes,
                                    std::chrono::milliseconds limit,
                                    const std::function<bool()>& give_up);
+  // Pieces so far are filled: the consumer may be told of them.
+  absl::Status Publish();
   // Returns when the consumer is done with every piece; errors as Reserve.
   absl::Status Drain(std::chrono::milliseconds limit,
                      const std::function<bool()>& give_up);
@@ -57,30 +59,30 @@ class RingProducer {
   // Reads the consumer's counter.
   absl::StatusOr<bool> Fits(uint64_t position, size_t bytes);
 
-  ShmSegment* const segment_;
+  Segment* const segment_;
   // End of the last piece.
   uint64_t head_ = 0;
+  // Pieces from here on are not published.
+  uint64_t unpublished_ = 0;
   // The furthest that the consumer has said.
   uint64_t consumed_ = 0;
 };
 
 class RingConsumer {
  public:
-  explicit RingConsumer(ShmSegment* segment) : segment_(segment) {}
+  explicit RingConsumer(Segment* segment) : segment_(segment) {}
 
-  // The piece in place. kInvalidArgument when it lies outside the segment or
-  // behind an earlier one.
+  // The piece, valid until the next call (Segment::Read). kInvalidArgument when
+  // it lies outside the segment or behind an earlier one.
   absl::StatusOr<std::span<const uint8_t>> View(uint64_t position,
                                                 uint64_t bytes);
-  // The piece into `out`, whose size is the piece's.
-  absl::Status Copy(uint64_t position, std::span<uint8_t> out);
   // All pieces so far may be overwritten.
   void Release();
 
  private:
   absl::Status Advance(uint64_t position, uint64_t bytes);
 
-  ShmSegment* const segment_;
+  Segment* const segment_;
   // End of the last piece.
   uint64_t end_ = 0;
 };

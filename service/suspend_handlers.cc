@@ -132,8 +132,11 @@ class TicketIntake {
  public:
   TicketIntake(Backend& backend, Call& call) : backend_(backend), call_(call) {}
   ~TicketIntake() {
-    backend_.metrics().CountRowBytes("in", false, message_bytes_);
-    backend_.metrics().CountRowBytes("in", true, shared_bytes_);
+    backend_.metrics().CountRowBytes("in", "grpc", message_bytes_);
+    if (use_ != nullptr) {
+      backend_.metrics().CountRowBytes("in", use_->segment().memory().plane(),
+                                       shared_bytes_);
+    }
   }
 
   // The segment that the stream names, or none.

@@ -221,7 +221,7 @@ absl::Status RunImport(Backend& backend, ImportCall* import, const Read& read,
            {"tokens", std::to_string(last.receipt().n_tokens())},
            {"bytes", std::to_string(bytes)},
            {"blocks_shared", std::to_string(last.receipt().blocks_shared())}});
-      backend.metrics().CountRowBytes("in", false, bytes);
+      backend.metrics().CountRowBytes("in", "grpc", bytes);
       return write(last) ? absl::OkStatus()
                          : absl::CancelledError("import: nobody listens");
     }
@@ -257,7 +257,7 @@ grpc::ServerWriteReactor<v1::TransferChunk>* SessionServiceImpl::Export(
                 return absl::CancelledError("export: nobody reads it");
               }
               LogTransfer("export", lease->info(), bytes);
-              backend_.metrics().CountRowBytes("out", false, bytes);
+              backend_.metrics().CountRowBytes("out", "grpc", bytes);
               return absl::OkStatus();
             });
       });

@@ -83,10 +83,11 @@ int Main(int argc, char** argv) {
   const std::map<std::string, RowPlane> planes = {
       {"auto", RowPlane::kAuto},
       {"grpc", RowPlane::kGrpc},
-      {"shm", RowPlane::kSharedMemory}};
+      {"shm", RowPlane::kSharedMemory},
+      {"cuda", RowPlane::kCudaIpc}};
   app.add_option("--plane", context.client.plane,
-                 "How rows travel: auto, grpc or shm (default auto: shared "
-                 "memory over unix sockets)")
+                 "How rows travel: auto, grpc, shm or cuda (default auto: "
+                 "shared memory over unix sockets)")
       ->transform(CLI::CheckedTransformer(planes))
       ->option_text("NAME");
   app.add_flag("--json", context.json, "Machine-readable output");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory when a side is killed, many times, in the middle: the other
-// goes on and nothing is left, neither files nor memory nor descriptors,
-// tickets or leases.
+// Shared memory and CUDA IPC when a side is killed, many times, in the middle:
+// the other goes on and nothing is left, neither files nor memory nor
+// descriptors, tickets or leases. The GPU is that of tests/fake_cuda.
 
 #include <signal.h>
 #include <sodium.h>
@@ -19,6 +19,7 @@
 #include "service/client.h"
 #include "tests/e2e/daemon_client.h"
 #include "tests/e2e/daemon_fixture.h"
+#include "tests/fake_cuda/fake_cuda.h"
 #include "tests/testing/child_process.h"
 
 namespace torpor::e2e {
@@ -30,8 +31,20 @@ using service::ToyRows;
 using torpor::testing::ChildProcess;
 
 constexpr uint64_t kTokens = 40'000;  // 2.5 MB, more than a segment
-constexpr int kKills = 100;
 constexpr int kAtOnce = 4;
+
+struct Plane {
+  const char* name;
+  RowPlane plane;
+  int kills;
+  // Of the fake driver.
+  const char* words;
+};
+constexpr Plane kPlanes[] = {
+    {"SharedMemory", RowPlane::kSharedMemory, 100, ""},
+    {"CudaFd", RowPlane::kCudaIpc, 20, ""},
+    {"CudaLegacy", RowPlane::kCudaIpc, 20, "no_fd"},
+};
 
 ToySuspend Session(const std::string& id) {
   return {.session = id, .ids = ToyIds(1, kTokens)};
@@ -73,16 +86,16 @@ service::ResumeCall ResumeOf(const std::string& id, const Hook& hook) {
 }
 
 absl::StatusOr<std::unique_ptr<service::Client>> Connect(
-    const std::string& address) {
+    const std::string& address, const Plane& plane) {
   return service::Client::Connect({.address = address,
                                    .timeout = std::chrono::seconds(60),
-                                   .plane = RowPlane::kSharedMemory});
+                                   .plane = plane.plane});
 }
 
-// --child ADDRESS suspend|resume SESSION: says so in the middle and stays
+// --child ADDRESS suspend|resume SESSION PLANE: says so in the middle and stays
 // there.
 int RunChild(char** argv) {
-  const auto client = Connect(argv[2]);
+  const auto client = Connect(argv[2], kPlanes[std::stoi(argv[5])]);
   if (!client.ok()) {
     torpor::testing::Report(client.status().ToString());
     return 1;
@@ -132,9 +145,24 @@ bool Eventually(const Condition& holds) {
   return true;
 }
 
-class PlaneLifeTest : public DaemonTest {
+class PlaneLifeTest : public DaemonTest,
+                      public ::testing::WithParamInterface<int> {
  protected:
-  void SetUp() override { ASSERT_GE(sodium_init(), 0); }
+  void SetUp() override {
+    ASSERT_GE(sodium_init(), 0);
+    // For the daemon and for children.
+    setenv("LD_LIBRARY_PATH", TORPOR_FAKE_CUDA_DIR, 1);
+    setenv(fake_cuda::kEnvironment, plane().words, 1);
+    if (plane().plane == RowPlane::kCudaIpc) fake_cuda::Behave(plane().words);
+  }
+  static const Plane& plane() { return kPlanes[GetParam()]; }
+  absl::StatusOr<std::unique_ptr<service::Client>> ConnectHere() const {
+    return Connect(Address(), plane());
+  }
+  std::vector<std::string> Child(const std::string& verb,
+                                 const std::string& id) const {
+    return {"--child", Address(), verb, id, std::to_string(GetParam())};
+  }
   std::set<std::string> Files(const std::string& name) const {
     std::set<std::string> out;
     for (const auto& e :
@@ -145,13 +173,13 @@ class PlaneLifeTest : public DaemonTest {
   }
   void StartSmall() { Start("[plane]\nsegment_bytes = 1048576\n"); }
   absl::Status SuspendOne(const std::string& id) {
-    const auto client = Connect(Address());
+    const auto client = ConnectHere();
     if (!client.ok()) return client.status();
     return (*client)->Suspend(SuspendOf(Session(id), [](uint64_t) {})).status();
   }
 };
 
-TEST_F(PlaneLifeTest, ClientsKilledInTheMiddleLeaveNothing) {
+TEST_P(PlaneLifeTest, ClientsKilledInTheMiddleLeaveNothing) {
   ASSERT_NO_FATAL_FAILURE(StartSmall());
   const Client client(Address());
   ASSERT_OK(client.Register());
@@ -163,14 +191,12 @@ TEST_F(PlaneLifeTest, ClientsKilledInTheMiddleLeaveNothing) {
   };
   size_t descriptors = 0;
   uint64_t shared = 0;
-  for (int killed = 0; killed < 2 * kKills;) {
+  for (int killed = 0; killed < 2 * plane().kills;) {
     std::vector<std::unique_ptr<ChildProcess>> children;
     for (int i = 0; i < kAtOnce; ++i) {
       children.push_back(std::make_unique<ChildProcess>(
-          i % 2 == 0
-              ? std::vector<std::string>{"--child", Address(), "suspend",
-                                         absl::StrCat("new", i)}
-              : std::vector<std::string>{"--child", Address(), "resume", "s"}));
+          i % 2 == 0 ? Child("suspend", absl::StrCat("new", i))
+                     : Child("resume", "s")));
     }
     for (const auto& child : children) {
       ASSERT_EQ(child->ReadLine(kPatience), "middle");
@@ -206,7 +232,7 @@ TEST_F(PlaneLifeTest, ClientsKilledInTheMiddleLeaveNothing) {
   EXPECT_EQ(Files("run"), std::set<std::string>());
 }
 
-TEST_F(PlaneLifeTest, DaemonsKilledInTheMiddleLeaveNothing) {
+TEST_P(PlaneLifeTest, DaemonsKilledInTheMiddleLeaveNothing) {
   ASSERT_NO_FATAL_FAILURE(StartSmall());
   {
     const Client client(Address());
@@ -215,9 +241,9 @@ TEST_F(PlaneLifeTest, DaemonsKilledInTheMiddleLeaveNothing) {
   }
   size_t descriptors = 0;
   uint64_t shared = 0;
-  for (int i = 0; i < kKills; ++i) {
+  for (int i = 0; i < plane().kills; ++i) {
     {
-      ASSERT_OK_AND_ASSIGN(const auto client, Connect(Address()));
+      ASSERT_OK_AND_ASSIGN(const auto client, ConnectHere());
       const Hook kill = [&](uint64_t pieces) {
         if (pieces == 1500) daemon().Signal(SIGKILL);
       };
@@ -251,10 +277,15 @@ TEST_F(PlaneLifeTest, DaemonsKilledInTheMiddleLeaveNothing) {
   EXPECT_EQ(Files("run"), std::set<std::string>());
 }
 
+INSTANTIATE_TEST_SUITE_P(Planes, PlaneLifeTest, ::testing::Range(0, 3),
+                         [](const auto& info) {
+                           return std::string(kPlanes[info.param].name);
+                         });
+
 }  // namespace
 
 int RunTests(int argc, char** argv) {
-  if (argc > 4 && std::string(argv[1]) == "--child") return RunChild(argv);
+  if (argc > 5 && std::string(argv[1]) == "--child") return RunChild(argv);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

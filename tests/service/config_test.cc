@@ -76,6 +76,7 @@ hold_limit_seconds = 53
 [plane]
 shared_memory = false
 segment_bytes = 41
+device_bytes = 44
 max_bytes = 42
 take_limit_ms = 43
 stall_limit_ms = 44
@@ -125,6 +126,7 @@ number = 29
   EXPECT_EQ(s.backend.prefetch.hold_limit.count(), 53);
   EXPECT_FALSE(s.backend.segments.enabled);
   EXPECT_EQ(s.backend.segments.segment_bytes, 41);
+  EXPECT_EQ(s.backend.segments.device_bytes, 44);
   EXPECT_EQ(s.backend.segments.max_bytes, 42);
   EXPECT_EQ(s.backend.segments.take_limit.count(), 43);
   EXPECT_EQ(s.backend.segments.stall_limit.count(), 44);

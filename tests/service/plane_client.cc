@@ -41,7 +41,7 @@ absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message,
     piece.set_position(room.position);
     at += n;
   }
-  return absl::OkStatus();
+  return ring->Publish();
 }
 
 absl::StatusOr<uint64_t> PutShared(v1::SessionService::Stub* stub,

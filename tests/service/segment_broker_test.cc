@@ -87,7 +87,8 @@ TEST_F(SegmentBrokerTest, HandsASegmentOverOnce) {
   const auto made = Make();
   ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(made)));
   made.segment->memory().writable()[7] = 42;
-  EXPECT_EQ(link->memory().readable()[7], 42);
+  ASSERT_OK_AND_ASSIGN(const auto byte, link->memory().Read(7, 1));
+  EXPECT_EQ(byte[0], 42);
   EXPECT_FALSE(link->lost());
   // A nonce is good once, whatever became of the segment.
   EXPECT_THAT(Take(ChoiceOf(made)), HasCode(StatusCode::kNotFound));
@@ -286,6 +287,10 @@ TEST(SegmentOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(
       SegmentOptions({.segment_bytes = 8 * kMiB, .max_bytes = kMiB}).Validate(),
       HasStatus(StatusCode::kInvalidArgument, "plane.max_bytes"));
+  EXPECT_OK(SegmentOptions({.device_bytes = 0}).Validate());
+  EXPECT_OK(SegmentOptions({.device_bytes = 2 * kMiB}).Validate());
+  EXPECT_THAT(SegmentOptions({.device_bytes = kMiB}).Validate(),
+              HasStatus(StatusCode::kInvalidArgument, "plane.device_bytes"));
 }
 
 }  // namespace

@@ -34,6 +34,8 @@
 
 #include <cuda_runtime.h>
 
+#include "base/mutex.h"
+
 #define TORPOR_DEVICE_ONLY __device__
 #define TORPOR_KERNEL(n_threads, ...) \
   __global__ __launch_bounds__(n_threads __VA_OPT__(, ) __VA_ARGS__)
@@ -48,22 +50,27 @@
 
 namespace torpor::kernels {
 
-// A block may hold this much dynamic shared memory without asking for more.
-inline constexpr size_t kDynamicSharedDefaultBytes = 48 * 1024;
+// A block has 48 KiB of shared memory, its kernel's arrays counted in, unless
+// the kernel's limit was raised. That is one for all threads: none may change
+// it between another's call and launch.
+inline Mutex shared_limit_mutex;
 
 template <typename... Params, typename... Args>
 int LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block,
                  size_t shared_bytes, CudaStream stream, Args&&... args) {
-  if (shared_bytes > kDynamicSharedDefaultBytes) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return static_cast<int>(cudaGetLastError());
-  }
-  kernel<<<grid, block, shared_bytes, stream>>>(
-      static_cast<Params>(static_cast<Args&&>(args))...);
-  return static_cast<int>(cudaGetLastError());
+  const auto launch = [&] {
+    kernel<<<grid, block, shared_bytes, stream>>>(
+        static_cast<Params>(static_cast<Args&&>(args))...);
+    return static_cast<int>(cudaGetLastError());
+  };
+  if (shared_bytes == 0) return launch();
+  MutexLock lock(&shared_limit_mutex);
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return static_cast<int>(cudaGetLastError());
+  return launch();
 }
 
 }  // namespace torpor::kernels

@@ -237,6 +237,15 @@ TEST_F(LatentAttentionCudaTest, AsManyKeysAsThereMayBeFit) {
   EXPECT_TRUE(SameBits(fixture.Emulated(), fewer));
 }
 
+// 48 KiB of dynamic shared memory: all that a GPU gives a block that does not
+// ask for more, and this one has arrays beside them.
+TEST_F(LatentAttentionCudaTest, KeysThatTakeTheUsualSharedMemoryFit) {
+  Fixture fixture(random_, {1, 3, kLatentDimMax, 5, 6});
+  const std::vector<float> wanted = fixture.Emulated();
+  fixture.n_keys_max = 128;
+  EXPECT_TRUE(SameBits(fixture.Emulated(), wanted));
+}
+
 TEST_F(LatentAttentionCudaTest, AgreesWithTheReference) {
   for (const Case& c : {Case{1, 1, 32, 1, 0},
                         {1, 1, 32, 0, 1},

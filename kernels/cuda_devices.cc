@@ -59,23 +59,25 @@ absl::StatusOr<void*> Plugin() {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(int device,
-                                                    uint64_t memory_bytes) {
+absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(
+    const CudaBackendOptions& options) {
   TORPOR_ASSIGN_OR_RETURN(const std::vector<CudaDevice> devices, CudaDevices());
-  if (device < 0 || static_cast<size_t>(device) >= devices.size()) {
+  if (options.device < 0 ||
+      static_cast<size_t>(options.device) >= devices.size()) {
     return absl::UnavailableError(
-        absl::StrFormat("cuda:%d: there are %d devices, counted from 0", device,
-                        devices.size()));
+        absl::StrFormat("cuda:%d: there are %d devices, counted from 0",
+                        options.device, devices.size()));
   }
   TORPOR_ASSIGN_OR_RETURN(void* plugin, Plugin());
   TORPOR_ASSIGN_OR_RETURN(TorporCudaOpsFn * open,
                           Find<TorporCudaOpsFn>(plugin, "torpor_cuda_ops"));
   std::array<char, 256> error{};
   void* ops =
-      open(device, memory_bytes, error.data(), static_cast<int>(error.size()));
+      open(options.device, options.memory_bytes, options.tensor_cores ? 1 : 0,
+           error.data(), static_cast<int>(error.size()));
   if (ops == nullptr) {
     return absl::UnavailableError(
-        absl::StrFormat("cuda:%d: %s", device, error.data()));
+        absl::StrFormat("cuda:%d: %s", options.device, error.data()));
   }
   return std::shared_ptr<Ops>(static_cast<Ops*>(ops));
 }

@@ -30,10 +30,18 @@ struct CudaDevice {
 // another release.
 absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
 
-// The backend on a device, by its number; it holds `memory_bytes` of its memory
-// at most. As CudaDevices, and kUnavailable when the device cannot be used.
-absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(int device,
-                                                    uint64_t memory_bytes);
+// As those of kernels/ops_cuda.h.
+struct CudaBackendOptions {
+  // Its number.
+  int device = 0;
+  uint64_t memory_bytes = UINT64_MAX;
+  bool tensor_cores = false;
+};
+
+// A backend on a device. As CudaDevices, and kUnavailable when the device
+// cannot be used.
+absl::StatusOr<std::shared_ptr<Ops>> OpenCudaDevice(
+    const CudaBackendOptions& options);
 
 }  // namespace torpor::kernels
 

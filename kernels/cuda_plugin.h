@@ -10,7 +10,7 @@
 extern "C" {
 
 // Raised with every change of this file.
-inline constexpr int kTorporCudaInterface = 2;
+inline constexpr int kTorporCudaInterface = 3;
 
 struct TorporCudaDevice {
   char name[256];
@@ -27,9 +27,10 @@ using TorporCudaDevicesFn = int(TorporCudaDevice* devices, int max, char* error,
                                 int error_size);
 // A new torpor::kernels::Ops on a device, which the caller deletes; null with a
 // text in `error`, likewise. Program and plugin are of one build: both have the
-// same class. `memory_bytes`: device memory that it holds at most.
-using TorporCudaOpsFn = void*(int device, uint64_t memory_bytes, char* error,
-                              int error_size);
+// same class. `memory_bytes`: device memory that it holds at most;
+// `tensor_cores`: 1 to multiply on them (kernels/ops_cuda.h), else 0.
+using TorporCudaOpsFn = void*(int device, uint64_t memory_bytes,
+                              int tensor_cores, char* error, int error_size);
 }
 
 #endif  // TORPOR_KERNELS_CUDA_PLUGIN_H_

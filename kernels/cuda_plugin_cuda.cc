@@ -40,7 +40,8 @@ __attribute__((visibility("default"))) int torpor_cuda_devices(
 }
 
 __attribute__((visibility("default"))) void* torpor_cuda_ops(
-    int device, uint64_t memory_bytes, char* error, int error_size) {
+    int device, uint64_t memory_bytes, int tensor_cores, char* error,
+    int error_size) {
   cudaDeviceProp properties;
   const cudaError_t status = cudaGetDeviceProperties(&properties, device);
   std::string text = cudaGetErrorString(status);
@@ -49,6 +50,7 @@ __attribute__((visibility("default"))) void* torpor_cuda_ops(
         {.device = device,
          .name = absl::StrFormat("cuda/sm_%d%d", properties.major,
                                  properties.minor),
+         .tensor_cores = tensor_cores != 0,
          .memory_bytes = memory_bytes});
     if (ops.ok()) return ops->release();
     text = std::string(ops.status().message());

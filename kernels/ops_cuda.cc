@@ -140,13 +140,15 @@ void CudaOps::CopyRows(const CopyRowsParams& p) {
 }
 
 void CudaOps::Gemm(const GemmParams& p) {
+  const DeviceMatrix b = DeviceShape(*p.b);
   Do("gemm", [&] {
     return GemmCuda({.a = p.a,
-                     .a_dtype = p.b->dtype(),
+                     .a_dtype = b.dtype,
                      .n_rows = p.n_rows,
-                     .b = DeviceShape(*p.b),
+                     .b = b,
                      .bias = p.bias,
-                     .c = p.c},
+                     .c = p.c,
+                     .path = PathOf(b)},
                     compute_->stream());
   });
 }
@@ -225,8 +227,10 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeCudaOps(
   TORPOR_ASSIGN_OR_RETURN(
       std::unique_ptr<Lane> transfer,
       Lane::Make(options.staging_bytes, options.staging_pieces));
+  CudaOpsOptions named = options;
+  if (named.tensor_cores) named.name += "/tensor";
   return std::unique_ptr<Ops>(std::make_unique<CudaOps>(
-      options, std::move(compute), std::move(transfer)));
+      named, std::move(compute), std::move(transfer)));
 }
 
 }  // namespace torpor::kernels

@@ -20,8 +20,11 @@ namespace torpor::kernels {
 
 struct CudaOpsOptions {
   int device = 0;
-  // Ops::name().
+  // Ops::name(); with tensor_cores, "/tensor" follows.
   std::string name;
+  // Gemm and GroupedGemm multiply on the tensor cores wherever the matrix fits
+  // them (kernels/gemm_cuda.h), for one row as for many. Needs sm_80.
+  bool tensor_cores = false;
   // Device memory that it holds at most.
   uint64_t memory_bytes = UINT64_MAX;
   // Freed memory serves later calls; false gives it back at once.

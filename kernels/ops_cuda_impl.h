@@ -164,6 +164,11 @@ class CudaOps final : public Ops {
     Do(what, [&] { return launch(params, compute_->stream()); });
   }
   void Wait();
+  // By the matrix alone: a row's bits ignore how many there are (design D9).
+  [[nodiscard]] GemmPath PathOf(const DeviceMatrix& b) const {
+    return options_.tensor_cores && FitsTensorCores(b) ? GemmPath::kTensorCores
+                                                       : GemmPath::kSimt;
+  }
   // False, with an error, beyond what shared memory holds.
   bool HoldsExperts(int64_t n_experts);
   // Lists of an op, to be built at the memory that the device will read.

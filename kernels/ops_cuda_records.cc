@@ -211,7 +211,8 @@ void CudaOps::GroupedGemm(const GroupedGemmParams& p) {
                             .n_entries = p.n_entries,
                             .b = shape,
                             .matrices = SendList(matrices.data(), p.n_groups),
-                            .c = p.c});
+                            .c = p.c,
+                            .path = PathOf(shape)});
 }
 
 }  // namespace torpor::kernels

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "service/device.h"
 #include "service/server.h"
 
 namespace torpor::service {
@@ -19,9 +20,8 @@ struct DaemonConfig {
   std::string isa = "auto";
   // 0 = one a processor.
   int threads = 0;
-  // Where models run (device.h); device memory a model, 0 = what there is.
-  std::string device = "cpu";
-  uint64_t device_memory_bytes = 0;
+  // Where models run.
+  DeviceOptions device;
   // Name or number of the group that may connect to the unix sockets.
   std::string socket_group;
   std::string log_level = "info";

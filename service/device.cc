@@ -16,36 +16,41 @@ namespace {
 constexpr std::string_view kCuda = "cuda:";
 
 // kUnavailable when there is no such device.
-absl::StatusOr<Device> CudaDevice(int number, uint64_t memory_bytes) {
+absl::StatusOr<Device> CudaDevice(const kernels::CudaBackendOptions& options) {
   TORPOR_ASSIGN_OR_RETURN(const auto devices, kernels::CudaDevices());
-  if (static_cast<size_t>(number) >= devices.size()) {
+  if (static_cast<size_t>(options.device) >= devices.size()) {
     return absl::UnavailableError(
-        absl::StrFormat("cuda:%d: there are %d devices, counted from 0", number,
-                        devices.size()));
+        absl::StrFormat("cuda:%d: there are %d devices, counted from 0",
+                        options.device, devices.size()));
   }
-  const uint64_t limit = memory_bytes == 0 ? UINT64_MAX : memory_bytes;
-  return Device{.name = absl::StrFormat("cuda:%d", number),
-                .open = [=] { return kernels::OpenCudaDevice(number, limit); }};
+  return Device{.name = absl::StrFormat("cuda:%d", options.device),
+                .open = [=] { return kernels::OpenCudaDevice(options); }};
 }
 
 }  // namespace
 
-absl::StatusOr<Device> ChooseDevice(const std::string& text,
-                                    uint64_t memory_bytes) {
-  if (text == "cpu") return Device{.name = "cpu"};
-  if (text == "auto") {
-    absl::StatusOr<Device> cuda = CudaDevice(0, memory_bytes);
+absl::StatusOr<Device> ChooseDevice(const DeviceOptions& options) {
+  if (options.gemm != "simt" && options.gemm != "tensor") {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "device_gemm: got '%s', wanted simt or tensor", options.gemm));
+  }
+  kernels::CudaBackendOptions backend{.tensor_cores = options.gemm == "tensor"};
+  if (options.memory_bytes != 0) backend.memory_bytes = options.memory_bytes;
+  const std::string& name = options.name;
+  if (name == "cpu") return Device{.name = "cpu"};
+  if (name == "auto") {
+    absl::StatusOr<Device> cuda = CudaDevice(backend);
     if (cuda.ok()) return cuda;
     return Device{.name = "cpu",
                   .reason = std::string(cuda.status().message())};
   }
-  int number = 0;
-  if (text.starts_with(kCuda) &&
-      absl::SimpleAtoi(text.substr(kCuda.size()), &number) && number >= 0) {
-    return CudaDevice(number, memory_bytes);
+  if (name.starts_with(kCuda) &&
+      absl::SimpleAtoi(name.substr(kCuda.size()), &backend.device) &&
+      backend.device >= 0) {
+    return CudaDevice(backend);
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("device: got '%s', wanted auto, cpu or cuda:N", text));
+      absl::StrFormat("device: got '%s', wanted auto, cpu or cuda:N", name));
 }
 
 }  // namespace torpor::service

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a program's models run, as `--device` and the config file say it.
+// Where a program's models run, as flags and the config file say it.
 
 #ifndef TORPOR_SERVICE_DEVICE_H_
 #define TORPOR_SERVICE_DEVICE_H_
@@ -15,6 +15,16 @@
 
 namespace torpor::service {
 
+struct DeviceOptions {
+  // `cpu`; `cuda:N`; `auto`: the first CUDA device, else the CPU.
+  std::string name = "cpu";
+  // Of its memory, what each backend holds at most; 0 = as much as there is.
+  uint64_t memory_bytes = 0;
+  // What multiplies on a CUDA device: `simt`, or `tensor`: its tensor cores
+  // where they can (CudaOpsOptions), with bits and a numerics id of their own.
+  std::string gemm = "simt";
+};
+
 struct Device {
   // "cpu", "cuda:0".
   std::string name;
@@ -24,12 +34,9 @@ struct Device {
   std::function<absl::StatusOr<std::shared_ptr<kernels::Ops>>()> open;
 };
 
-// `cpu`; `cuda:N`; `auto`: the first CUDA device, else the CPU. Each backend
-// holds `memory_bytes` of a device at most, 0 = as much as there is.
 // kInvalidArgument for another text; kUnavailable, with the reason, when the
 // named device is not there.
-absl::StatusOr<Device> ChooseDevice(const std::string& text,
-                                    uint64_t memory_bytes);
+absl::StatusOr<Device> ChooseDevice(const DeviceOptions& options);
 
 }  // namespace torpor::service
 

@@ -39,6 +39,7 @@ struct Flags {
   std::string isa;
   int threads = 0;
   std::string device;
+  std::string device_gemm;
   bool insecure_tcp = false;
   std::string log_level;
   // Of the service manager; empty = none.
@@ -57,7 +58,8 @@ absl::StatusOr<DaemonConfig> Configure(const Flags& flags) {
   if (flags.max_bytes.has_value()) s.store.max_bytes = *flags.max_bytes;
   if (!flags.isa.empty()) config.isa = flags.isa;
   if (flags.threads > 0) config.threads = flags.threads;
-  if (!flags.device.empty()) config.device = flags.device;
+  if (!flags.device.empty()) config.device.name = flags.device;
+  if (!flags.device_gemm.empty()) config.device.gemm = flags.device_gemm;
   if (flags.insecure_tcp) s.insecure_tcp = true;
   if (!flags.log_level.empty()) config.log_level = flags.log_level;
 
@@ -105,9 +107,7 @@ absl::Status Serve(const Flags& flags) {
   signal(SIGXFSZ, SIG_IGN);
 
   KeepGrpcUp();
-  TORPOR_ASSIGN_OR_RETURN(
-      const Device device,
-      ChooseDevice(config.device, config.device_memory_bytes));
+  TORPOR_ASSIGN_OR_RETURN(const Device device, ChooseDevice(config.device));
   config.server.backend.models.open_device = device.open;
   config.server.backend.models.cpu_replay_bytes =
       config.server.backend.replay.memory_bytes;
@@ -123,6 +123,7 @@ absl::Status Serve(const Flags& flags) {
             {"listen", absl::StrJoin(server->addresses(), ",")},
             {"device", device.name},
             {"device_reason", device.reason},
+            {"device_gemm", config.device.gemm},
             {"isa", isa},
             {"threads", std::to_string(threads)}});
   TellServiceManager(flags.notify_socket, "READY=1");
@@ -158,6 +159,9 @@ int Main(int argc, char** argv) {
                  "CPU path: auto, portable, avx2, avx512bf16 or amx");
   app.add_option("--device", flags.device,
                  "Where models run: cpu (default), cuda:N or auto");
+  app.add_option("--device-gemm", flags.device_gemm,
+                 "What multiplies on a device: simt (default), or tensor: its "
+                 "tensor cores, in bf16");
   app.add_option("--threads", flags.threads,
                  "Of replay (default: one a processor)")
       ->check(CLI::NonNegativeNumber);

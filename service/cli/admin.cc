@@ -181,8 +181,9 @@ std::vector<Finding> Examine(Client* client) {
       findings.push_back(
           {m.executors_size() > 1,
            absl::StrFormat("model %s: %s", m.name(),
-                           m.executors_size() > 1 ? "the daemon can replay it"
-                                                  : m.daemon_executor_reason()),
+                           m.executors_size() > 1
+                               ? "the daemon can replay it, " + m.numerics_id()
+                               : m.daemon_executor_reason()),
            "engines can still use it; register its weights for replay here"});
     }
   }

@@ -22,7 +22,7 @@ struct EngineOptions {
   std::string isa = "auto";
   int n_threads = 0;
   std::string dtype = "native";
-  std::string device = "cpu";
+  DeviceOptions device;
 
   void AddTo(CLI::App* command) {
     command
@@ -32,7 +32,13 @@ struct EngineOptions {
     command->add_option("--threads", n_threads,
                         "Threads (default: one a processor)");
     command
-        ->add_option("--device", device, "Where it runs: cpu, cuda:N or auto")
+        ->add_option("--device", device.name,
+                     "Where it runs: cpu, cuda:N or auto")
+        ->capture_default_str();
+    command
+        ->add_option("--device-gemm", device.gemm,
+                     "What multiplies on a device: simt, or tensor: its tensor "
+                     "cores, in bf16")
         ->capture_default_str();
     command
         ->add_option("--dtype", dtype,
@@ -49,7 +55,7 @@ struct EngineOptions {
                                  .n_threads = threads,
                                  .compute_dtype = dtype,
                                  .kv_dtype = dtype};
-    TORPOR_ASSIGN_OR_RETURN(const Device chosen, ChooseDevice(device, 0));
+    TORPOR_ASSIGN_OR_RETURN(const Device chosen, ChooseDevice(device));
     if (chosen.open) {
       TORPOR_ASSIGN_OR_RETURN(options.ops, chosen.open());
     }

@@ -134,6 +134,8 @@ TEST_F(CliTest, RunSleepsAndWakesInEveryMode) {
 
   Fails({"run", "--session", "s", "--model", "w8", "--wake", "maybe"}, "maybe");
   Fails({"run", "--session", "s", "--model", "nobody"}, "nobody");
+  Fails({"run", "--session", "s", "--model", "w8", "--device-gemm", "fast"},
+        "device_gemm: got 'fast', wanted simt or tensor");
   Fails({"run", "--session", "gone", "--model", "w8", "--wake", "exact"},
         "gone");
   Fails({"run", "--session", "t", "--model", "w8", "--tokens", "/no/file"},
@@ -242,7 +244,9 @@ TEST_F(CliTest, ExplainVerifyStatsBackupDoctor) {
   Fails({"backup", copy}, copy);
   Fails({"backup"}, "directory");
 
-  EXPECT_THAT(Torpor({"doctor"}).out, HasSubstr("torpord"));
+  const std::string findings = Torpor({"doctor"}).out;
+  EXPECT_THAT(findings, HasSubstr("torpord"));
+  EXPECT_THAT(findings, HasSubstr("model w8: the daemon can replay it, cpu/"));
   Stop();
   // The copy serves.
   const auto from_copy = Spawn(

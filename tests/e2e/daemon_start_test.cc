@@ -262,6 +262,7 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"log_level = 'loud'\n", {"loud"}},
       {"socket_group = 'no-such-group'\n", {"no-such-group"}},
       {"[replay]\nisa = 'z80'\n", {"z80"}},
+      {"[replay]\ndevice_gemm = 'fast'\n", {"device_gemm", "'fast'"}},
       {"this is no toml", {":1"}}};
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
@@ -286,6 +287,7 @@ TEST_F(DaemonStartTest, FlagsThatCannotBe) {
                                              {"--threads", "many"},
                                              {"--threads", "-1"},
                                              {"--max-bytes", "-5"},
+                                             {"--device-gemm", "fast"},
                                              {"stray"}}) {
     SCOPED_TRACE(words[0]);
     const auto process = Spawn(WithData(words));

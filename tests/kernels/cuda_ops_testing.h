@@ -38,8 +38,9 @@ class TestDevice {
   explicit TestDevice(const Options& /*options*/) {}
 
   // As EmulatedDevice::NewOps.
-  static std::unique_ptr<Ops> NewOps() {
+  static std::unique_ptr<Ops> NewOps(bool tensor_cores = false) {
     auto ops = MakeCudaOps({.name = "cuda/test",
+                            .tensor_cores = tensor_cores,
                             .keep_memory = false,
                             .staging_bytes = 4096,
                             .staging_pieces = 2});

@@ -30,8 +30,9 @@ class EmulatedDevice {
   EmulatedDevice& operator=(const EmulatedDevice&) = delete;
 
   // A backend with little pinned memory, so that it is used again and again.
-  static std::unique_ptr<Ops> NewOps() {
+  static std::unique_ptr<Ops> NewOps(bool tensor_cores = false) {
     auto ops = MakeCudaOps({.name = "cuda/emulated",
+                            .tensor_cores = tensor_cores,
                             .keep_memory = false,
                             .staging_bytes = 4096,
                             .staging_pieces = 2});

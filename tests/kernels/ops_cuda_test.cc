@@ -46,6 +46,46 @@ std::vector<float> NormAndDouble(Ops* ops, std::span<const float> x, int n) {
   return Downloaded(ops, y);
 }
 
+// Rows of k of one dtype in a backend's memory.
+Buffer<uint8_t> RowsOf(Ops* ops, std::span<const float> values, DType dtype) {
+  const auto half = ToBf16s(values);
+  Buffer<uint8_t> rows(ops);
+  rows.Resize(values.size() * DTypeBytes(dtype));
+  ops->Upload(rows.data(),
+              dtype == DType::kF32 ? static_cast<const void*>(values.data())
+                                   : half.data(),
+              rows.size());
+  return rows;
+}
+
+// a [m, k] times b [n, k], both of `dtype`; `grouped`: the first row as one
+// expert's, the others as another's.
+std::vector<float> Product(Ops* ops, DType dtype, std::span<const float> a,
+                           std::span<const float> b, int64_t k,
+                           bool grouped = false) {
+  const int64_t m = static_cast<int64_t>(a.size()) / k;
+  const int64_t n = static_cast<int64_t>(b.size()) / k;
+  const PackedMatrix matrix =
+      ops->Place(PackedMatrix::Pack(b.data(), n, k, dtype));
+  const Buffer<uint8_t> rows = RowsOf(ops, a, dtype);
+  Buffer<float> c(ops);
+  c.Resize(static_cast<size_t>(m * n));
+  if (grouped) {
+    const Buffer<int32_t> begin(
+        ops, std::vector<int32_t>{0, 1, static_cast<int32_t>(m)});
+    const PackedMatrix* const matrices[] = {&matrix, &matrix};
+    ops->GroupedGemm({.a = rows.data(),
+                      .group_begin = begin.data(),
+                      .n_groups = 2,
+                      .n_entries = m,
+                      .b = matrices,
+                      .c = c.data()});
+  } else {
+    ops->Gemm({.a = rows.data(), .n_rows = m, .b = &matrix, .c = c.data()});
+  }
+  return Downloaded(ops, c);
+}
+
 class OpsCudaTest : public ::testing::TestWithParam<bool> {
  protected:
   testing::Random random_;
@@ -75,26 +115,43 @@ TEST_P(OpsCudaTest, GemmAgreesWithTheCpuOnPlacedWeights) {
   const auto ops = TestDevice::NewOps();
   CpuOps cpu(Isa::kPortable, 1);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
-    const int64_t n = 70;
-    const int64_t k = 48;
-    const auto b = RandomFloats(random_, static_cast<size_t>(n * k));
-    const auto a = RandomFloats(random_, static_cast<size_t>(3 * k));
-    const auto a16 = ToBf16s(a);
-    const PackedMatrix host = PackedMatrix::Pack(b.data(), n, k, dtype);
-    const PackedMatrix there = ops->Place(host);
-    const void* from =
-        dtype == DType::kF32 ? static_cast<const void*>(a.data()) : a16.data();
-    Buffer<uint8_t> device_a(ops.get());
-    device_a.Resize(a.size() * DTypeBytes(dtype));
-    ops->Upload(device_a.data(), from, device_a.size());
-    Buffer<float> c(ops.get());
-    c.Resize(static_cast<size_t>(3 * n));
-    ops->Gemm({.a = device_a.data(), .n_rows = 3, .b = &there, .c = c.data()});
-    std::vector<float> wanted(c.size());
-    cpu.Gemm({.a = from, .n_rows = 3, .b = &host, .c = wanted.data()});
-    EXPECT_TRUE(Near(Downloaded(ops.get(), c), wanted, 1e-5));
+    const auto a = RandomFloats(random_, 3 * 48);
+    const auto b = RandomFloats(random_, 70 * 48);
+    EXPECT_TRUE(Near(Product(ops.get(), dtype, a, b, 48),
+                     Product(&cpu, dtype, a, b, 48), 1e-5));
   }
   EXPECT_TRUE(ops->Finish().ok());
+}
+
+// Matrices decide by themselves: those that fit the tensor cores come out with
+// other bits, the same for every number of rows, the others with SIMT's.
+TEST_P(OpsCudaTest, TensorCoresTakeTheMatricesThatFitThem) {
+  const auto simt = TestDevice::NewOps();
+  const auto tensor = TestDevice::NewOps(/*tensor_cores=*/true);
+  EXPECT_EQ(tensor->name(), simt->name() + "/tensor");
+  CpuOps cpu(Isa::kPortable, 1);
+  struct Shape {
+    DType dtype;
+    int64_t k;
+    bool fits;
+  };
+  for (const Shape& shape :
+       {Shape{DType::kBf16, 272, true}, Shape{DType::kBf16, 264, false},
+        Shape{DType::kF32, 272, false}}) {
+    const auto [dtype, k, fits] = shape;
+    SCOPED_TRACE(std::to_string(k) + (dtype == DType::kF32 ? " f32" : " bf16"));
+    const auto a = RandomFloats(random_, static_cast<size_t>(20 * k));
+    const auto b = RandomFloats(random_, static_cast<size_t>(70 * k));
+    const auto got = Product(tensor.get(), dtype, a, b, k);
+    EXPECT_TRUE(Near(got, Product(&cpu, dtype, a, b, k), 1e-5));
+    EXPECT_NE(SameBits(got, Product(simt.get(), dtype, a, b, k)), fits);
+    EXPECT_TRUE(SameBits(Product(tensor.get(), dtype, a, b, k, true), got));
+    const auto alone = Product(tensor.get(), dtype,
+                               std::span(a).last(static_cast<size_t>(k)), b, k);
+    EXPECT_TRUE(SameBits(alone, std::span(got).last(70)));
+  }
+  EXPECT_TRUE(simt->Finish().ok());
+  EXPECT_TRUE(tensor->Finish().ok());
 }
 
 TEST_P(OpsCudaTest, RowsAreImportedBesideWorkOnOthers) {

@@ -66,6 +66,7 @@ isa = "avx2"
 threads = 21
 device = "auto"
 device_memory_bytes = 27
+device_gemm = "tensor"
 memory_bytes = 22
 max_batch = 23
 [prefetch]
@@ -116,8 +117,9 @@ number = 29
   EXPECT_EQ(s.store.pinned_max_bytes, 20);
   EXPECT_EQ(config_.isa, "avx2");
   EXPECT_EQ(config_.threads, 21);
-  EXPECT_EQ(config_.device, "auto");
-  EXPECT_EQ(config_.device_memory_bytes, 27);
+  EXPECT_EQ(config_.device.name, "auto");
+  EXPECT_EQ(config_.device.memory_bytes, 27);
+  EXPECT_EQ(config_.device.gemm, "tensor");
   EXPECT_EQ(s.backend.prefetch.held_bytes, 51);
   EXPECT_EQ(s.backend.prefetch.sessions, 52);
   EXPECT_EQ(s.backend.prefetch.hold_limit.count(), 53);

@@ -37,14 +37,16 @@ constexpr bool kKeepMemory = false;
 constexpr bool kKeepMemory = true;
 #endif
 
-std::vector<FamilyCase> OnCuda(std::vector<FamilyCase> cases) {
+std::vector<FamilyCase> OnCuda(std::vector<FamilyCase> cases,
+                               bool tensor_cores = false) {
   for (FamilyCase& family_case : cases) {
-    family_case.name += "_cuda";
-    family_case.load = [](const std::string& directory,
-                          const ModelOptions& options)
+    family_case.name += tensor_cores ? "_tensor_cuda" : "_cuda";
+    family_case.load = [tensor_cores](const std::string& directory,
+                                      const ModelOptions& options)
         -> absl::StatusOr<std::unique_ptr<Model>> {
       ModelOptions on_device = options;
       auto ops = kernels::MakeCudaOps({.name = "cuda/test",
+                                       .tensor_cores = tensor_cores,
                                        .keep_memory = kKeepMemory,
                                        .staging_bytes = 1 << 16,
                                        .staging_pieces = 2});
@@ -83,6 +85,16 @@ INSTANTIATE_TEST_SUITE_P(
                                 SmallV41Case("v41_bf16", "plain", "bf16"),
                                 SmallV41Case("v41_release", "release",
                                              "native")})),
+    FamilyCaseName);
+
+// bf16 weights on the tensor cores: every k of w8 and mxfp4 fits them, of V4.1
+// some.
+INSTANTIATE_TEST_SUITE_P(
+    TensorCores, FamilyConformance,
+    ::testing::ValuesIn(OnCuda({OracleCase("w8", "gemma3/w8"),
+                                OracleCase("mxfp4", "gpt_oss/mxfp4"),
+                                SmallV41Case("v41", "plain", "bf16")},
+                               /*tensor_cores=*/true)),
     FamilyCaseName);
 
 }  // namespace

@@ -41,6 +41,15 @@ constexpr TinyModel kGptOss{
     "gpt_oss", [](const std::string&) {
       return std::string(TORPOR_ORACLES_DIR "/gpt_oss/yarn");
     }};
+// Of bf16 weights whose every k fits the tensor cores.
+constexpr TinyModel kGemma3Bf16{
+    "gemma3_bf16", [](const std::string&) {
+      return std::string(TORPOR_ORACLES_DIR "/gemma3/w8");
+    }};
+constexpr TinyModel kGptOssMxfp4{
+    "gpt_oss_mxfp4", [](const std::string&) {
+      return std::string(TORPOR_ORACLES_DIR "/gpt_oss/mxfp4");
+    }};
 constexpr TinyModel kDeepSeekV41{
     "deepseek_v41", [](const std::string& temp_dir) {
       return WriteSmallDeepSeekV41("plain", temp_dir);
@@ -119,6 +128,24 @@ TEST_P(CudaWindowTest, RebuildsTheWindowOfTheCpu) {
   EXPECT_EQ(n_loads_, 0);
 }
 
+// Of a model in bf16: what a sum rounds otherwise may round an activation to
+// the next bf16, 2^-8 from it, and a few of those add up.
+class CudaTensorCoresTest : public CudaReplayerTest {};
+
+TEST_P(CudaTensorCoresTest, LogitsAreTheCpusWithinRoundings) {
+  ASSERT_OK_AND_ASSIGN(cuda_, Load(EmulatedDevice::NewOps(true)));
+  const ReplayJob job = Job();
+  ASSERT_OK_AND_ASSIGN(const auto on_cpu,
+                       MakeReplayer(cpu_.get())->Rebuild({&job, 1}, nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto on_device,
+                       WithFallback(UINT64_MAX)->Rebuild({&job, 1}, nullptr));
+  EXPECT_TRUE(kernels::Near(on_device[0].window.logits, on_cpu[0].window.logits,
+                            1.0 / 32));
+  EXPECT_THAT(on_device[0].numerics_id,
+              ::testing::StartsWith("cuda/emulated/tensor/"));
+  EXPECT_EQ(on_device[0].fallback_reason, "");
+}
+
 TEST_P(CudaReplayerTest, WhatFindsNoRoomRunsOnTheCpuAndSaysWhy) {
   const ReplayJob job = Job();
   ASSERT_OK_AND_ASSIGN(const auto wanted,
@@ -178,6 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Families, CudaReplayerTest,
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Families, CudaWindowTest,
                          ::testing::Values(kGemma3, kGptOss), NameOf);
+INSTANTIATE_TEST_SUITE_P(Families, CudaTensorCoresTest,
+                         ::testing::Values(kGemma3Bf16, kGptOssMxfp4), NameOf);
 
 }  // namespace
 }  // namespace torpor::replay

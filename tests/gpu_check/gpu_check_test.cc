@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "tests/gpu_check/test_log.h"
 #include "tests/testing/temp_dir.h"
 
@@ -145,6 +147,8 @@ class GpuCheckTest : public ::testing::Test {
     }
     for (const json& r : report_["replays"]) {
       ExpectKeys(r, {{"mode", "string"},
+                     {"gemm", "string"},
+                     {"numerics_id", "string"},
                      {"sessions", "number"},
                      {"us", "number"},
                      {"us_per_session", "number"},
@@ -177,7 +181,8 @@ class GpuCheckTest : public ::testing::Test {
 constexpr char kFewTests[] =
     " --filter 'RmsNormCudaTest.*:GemmCudaTest.Tensor*"
     ":*RowsTest.Copies*:*OpsCudaTest.AnExport*"
-    ":*FamilyConformance.Bad*/w5_cuda:*.ACancelled*/w5_cuda'";
+    ":*FamilyConformance.Bad*/w5_cuda:*.ACancelled*/w5_cuda"
+    ":*.ACancelledForward*/w8_tensor_cuda'";
 
 TEST_F(GpuCheckTest, EveryStageReports) {
   EXPECT_EQ(Run(TORPOR_GPU_CHECK, kFewTests), 0) << Text("stdout");
@@ -199,6 +204,19 @@ TEST_F(GpuCheckTest, EveryStageReports) {
   }
   EXPECT_LE(budget / 5, 480);
   EXPECT_EQ(report_["ceilings"].size(), 5);
+  // Every way to wake, in every batch, with each way to multiply.
+  std::map<std::string, std::set<std::string>> replays;
+  for (const json& r : report_["replays"]) {
+    replays[r["gemm"].get<std::string>()].insert(absl::StrFormat(
+        "%s x %d", r["mode"].get<std::string>(), r["sessions"].get<int>()));
+    EXPECT_THAT(r["numerics_id"].get<std::string>(),
+                ::testing::StartsWith(r["gemm"] == "simt"
+                                          ? "cuda/gpu-check/gemma3"
+                                          : "cuda/gpu-check/tensor/gemma3"));
+  }
+  EXPECT_EQ(replays.size(), 2u);
+  EXPECT_EQ(replays["simt"].size(), 5u);
+  EXPECT_EQ(replays["simt"], replays["tensor cores"]);
   EXPECT_THAT(Text("report.txt"), HasSubstr("gpu-check: passed"));
 }
 

@@ -29,6 +29,10 @@ constexpr int kSessionsTiny[] = {1, 3};
 constexpr uint64_t kTokens = 8192;
 constexpr uint64_t kTokensTiny = 40;
 
+// What multiplies, and CudaOpsOptions::tensor_cores for it.
+constexpr std::pair<const char*, bool> kGemms[] = {{"simt", false},
+                                                   {"tensor cores", true}};
+
 // The compact rows of one session, read for many. Thread-safe.
 class SharedRows final : public replay::CompactKvReader {
  public:
@@ -57,42 +61,25 @@ struct Mode {
   bool left_out = false;
 };
 
-class ReplayBench {
+// The model with one way to multiply.
+class Variant {
  public:
-  explicit ReplayBench(const BenchOptions& options)
-      : options_(options), begin_(Clock::now()) {}
+  Variant(const BenchOptions& options, Clock::time_point begin,
+          std::string gemm)
+      : options_(options), begin_(begin), gemm_(std::move(gemm)) {}
 
-  absl::StatusOr<bool> Run() {
-    const MadeUpShape shape = options_.tiny ? TinyGemma() : Gemma270M();
-    TORPOR_RETURN_IF_ERROR(WriteMadeUpModel(shape, dir_.path()));
-    TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Ops> ops,
-                            kernels::MakeCudaOps({.name = "cuda/gpu-check"}));
+  absl::Status Load(const std::string& directory, bool tensor_cores) {
     TORPOR_ASSIGN_OR_RETURN(
-        model_, replay::LoadModel(dir_.path(), {.ops = std::move(ops)}));
-    TORPOR_ASSIGN_OR_RETURN(std::vector<Mode> modes,
-                            Prefill(static_cast<uint64_t>(shape.window)));
-    bool right = true;
-    const std::vector<int> batches =
-        options_.tiny
-            ? std::vector<int>(std::begin(kSessionsTiny),
-                               std::end(kSessionsTiny))
-            : std::vector<int>(std::begin(kSessions), std::end(kSessions));
-    for (const int n : batches) {
-      for (Mode& mode : modes) {
-        TORPOR_ASSIGN_OR_RETURN(const bool batch_right, Batch(n, &mode));
-        right = right && batch_right;
-      }
-    }
-    return right;
-  }
-
- private:
-  [[nodiscard]] double SecondsSince(Clock::time_point begin) const {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+        std::unique_ptr<kernels::Ops> ops,
+        kernels::MakeCudaOps(
+            {.name = "cuda/gpu-check", .tensor_cores = tensor_cores}));
+    TORPOR_ASSIGN_OR_RETURN(
+        model_, replay::LoadModel(directory, {.ops = std::move(ops)}));
+    return absl::OkStatus();
   }
 
   // A session that never slept: its rows, its window, its time.
-  absl::StatusOr<std::vector<Mode>> Prefill(uint64_t window) {
+  absl::Status Prefill(uint64_t window) {
     testing::Random random;
     ids_ = replay::RandomIds(random, options_.tiny ? kTokensTiny : kTokens,
                              model_->vocab_size());
@@ -106,28 +93,45 @@ class ReplayBench {
     TORPOR_ASSIGN_OR_RETURN(replay::MemoryRows rows, session.Compact());
     rows_ = std::make_unique<SharedRows>(std::move(rows));
     TORPOR_ASSIGN_OR_RETURN(const replay::WindowState held, session.Window());
-    std::vector<Mode> modes;
     for (const auto& [name, mode, n] :
          {std::tuple{"bounded", ReplayMode::kBounded, window},
           std::tuple{"exact", ReplayMode::kExact, uint64_t{0}}}) {
       TORPOR_ASSIGN_OR_RETURN(replay::ReplayPlan plan,
                               replay::Plan(*model_, ids_.size(), mode, n));
-      modes.push_back(
+      modes_.push_back(
           {absl::StrFormat("%s, %d tokens", name, plan.replay_tokens()),
            std::move(plan)});
-      if (modes.back().plan.exact) modes.back().window = held.slots;
+      if (modes_.back().plan.exact) modes_.back().window = held.slots;
     }
-    return modes;
+    return absl::OkStatus();
   }
 
-  static json Line(const std::string& mode, int sessions, double seconds,
-                   double token_layers) {
-    return {{"name", absl::StrFormat("%s, %d sessions", mode, sessions)},
-            {"mode", mode},
-            {"sessions", sessions},
-            {"us", 1e6 * seconds},
-            {"us_per_session", 1e6 * seconds / sessions},
-            {"token_layers_per_s", token_layers / seconds}};
+  // Wakes n sessions at once, in each mode.
+  absl::StatusOr<bool> Wake(int n) {
+    bool right = true;
+    for (Mode& mode : modes_) {
+      TORPOR_ASSIGN_OR_RETURN(const bool batch_right, Batch(n, &mode));
+      right = right && batch_right;
+    }
+    return right;
+  }
+
+ private:
+  [[nodiscard]] double SecondsSince(Clock::time_point begin) const {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  [[nodiscard]] json Line(const std::string& mode, int sessions, double seconds,
+                          double token_layers) const {
+    return {
+        {"name", absl::StrFormat("%s, %s, %d sessions", gemm_, mode, sessions)},
+        {"gemm", gemm_},
+        {"numerics_id", model_->numerics_id()},
+        {"mode", mode},
+        {"sessions", sessions},
+        {"us", 1e6 * seconds},
+        {"us_per_session", 1e6 * seconds / sessions},
+        {"token_layers_per_s", token_layers / seconds}};
   }
 
   // Whether a batch as this one ends in time, by the time of the last; says so
@@ -139,9 +143,10 @@ class ReplayBench {
     if (mode->left_out) return false;
     if (needed < left) return true;
     mode->left_out = true;
-    Tell("left_out",
-         absl::StrFormat("%s, %d sessions and more: about %.0f s, %.0f left",
-                         mode->name, n, needed, left));
+    Tell(
+        "left_out",
+        absl::StrFormat("%s, %s, %d sessions and more: about %.0f s, %.0f left",
+                        gemm_, mode->name, n, needed, left));
     return false;
   }
 
@@ -185,17 +190,47 @@ class ReplayBench {
   }
 
   const BenchOptions& options_;
+  // Of the whole benchmark.
   const Clock::time_point begin_;
-  const testing::TempDir dir_;
+  const std::string gemm_;
   std::unique_ptr<replay::Model> model_;
   std::vector<uint32_t> ids_;
   std::unique_ptr<SharedRows> rows_;
+  std::vector<Mode> modes_;
 };
+
+absl::StatusOr<bool> Run(const BenchOptions& options) {
+  const Clock::time_point begin = Clock::now();
+  const MadeUpShape shape = options.tiny ? TinyGemma() : Gemma270M();
+  const testing::TempDir dir;
+  TORPOR_RETURN_IF_ERROR(WriteMadeUpModel(shape, dir.path()));
+  std::vector<std::unique_ptr<Variant>> variants;
+  for (const auto& [gemm, tensor_cores] : kGemms) {
+    Variant& variant =
+        *variants.emplace_back(std::make_unique<Variant>(options, begin, gemm));
+    TORPOR_RETURN_IF_ERROR(variant.Load(dir.path(), tensor_cores));
+    TORPOR_RETURN_IF_ERROR(
+        variant.Prefill(static_cast<uint64_t>(shape.window)));
+  }
+  const std::vector<int> batches =
+      options.tiny
+          ? std::vector<int>(std::begin(kSessionsTiny), std::end(kSessionsTiny))
+          : std::vector<int>(std::begin(kSessions), std::end(kSessions));
+  bool right = true;
+  // In turns, so that what the budget leaves out is the same of each.
+  for (const int n : batches) {
+    for (const auto& variant : variants) {
+      TORPOR_ASSIGN_OR_RETURN(const bool variant_right, variant->Wake(n));
+      right = right && variant_right;
+    }
+  }
+  return right;
+}
 
 }  // namespace
 
 bool BenchReplays(const BenchOptions& options) {
-  const absl::StatusOr<bool> right = ReplayBench(options).Run();
+  const absl::StatusOr<bool> right = Run(options);
   if (!right.ok()) {
     std::fprintf(stderr, "replays: %s\n", right.status().ToString().c_str());
     return false;

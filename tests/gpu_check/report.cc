@@ -66,9 +66,9 @@ std::string KernelTable(const json& kernels) {
 
 std::string ReplayTable(const json& replays) {
   std::vector<std::vector<std::string>> rows = {
-      {"replay", "sessions", "us", "us a session", "token-layers/s"}};
+      {"replay", "gemm", "sessions", "us", "us a session", "token-layers/s"}};
   for (const json& r : replays) {
-    rows.push_back({r["mode"].get<std::string>(),
+    rows.push_back({r["mode"].get<std::string>(), r["gemm"].get<std::string>(),
                     absl::StrFormat("%d", r["sessions"].get<int>()),
                     r.contains("fault") ? "WRONG" : Figure(r, "us"),
                     Figure(r, "us_per_session"),

@@ -306,10 +306,13 @@ TEST_F(GemmCudaTest, TensorCoresAgreeAndRowsIgnoreTheirCompany) {
       return Run(a, first, m, kTensor, packed, bias);
     };
     const auto wanted = Reference(a, kRows, b, n, k, kTensor, bias);
+    // PTX does not say that sums are rounded: a GPU may cut one off every eight
+    // products, by 2^-23 of it, and it may be twice the largest result.
+    const double tolerance = static_cast<double>(k) / 8 * 0x1p-22;
     std::vector<float> all;
     ForEachSchedule([&] {
       const auto got = run(0, kRows);
-      EXPECT_TRUE(Near(got, wanted, 1e-6)) << n << " x " << k;
+      EXPECT_TRUE(Near(got, wanted, tolerance)) << n << " x " << k;
       if (all.empty()) all = got;
       EXPECT_TRUE(SameBits(got, all));
     });

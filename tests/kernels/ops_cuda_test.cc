@@ -349,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(Streams, OpsCudaTest, ::testing::ValuesIn(kStreams),
                          });
 
 TEST(MakeCudaOpsTest, ADeviceThatIsNotThereIsRefused) {
-  const TestDevice device;
+  [[maybe_unused]] const TestDevice device;
   const auto ops = MakeCudaOps({.device = 1000});
   EXPECT_THAT(ops.status(),
               HasStatus(absl::StatusCode::kUnavailable, "device"));

@@ -81,6 +81,7 @@ TEST(GpuCheckProgramTest, HasTheTestsOfEveryStage) {
        {"RmsNormCudaTest.NoRowsAreNoLaunch",
         "GemmCudaTest.TensorCoresAgreeAndRowsIgnoreTheirCompany",
         "Backends/RowsTest.CopiesTouchNothingBetweenRows/cuda_bf16",
+        "CudaSharedMemoryTest.TwoProcessesShareItByDescriptor",
         "Streams/OpsCudaTest.UploadsOutrunNothing/at_once"}) {
     EXPECT_THAT(names, ::testing::Contains(name));
   }

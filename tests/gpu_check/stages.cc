@@ -201,6 +201,7 @@ void RunTests(Stage* stage, const std::string& filter,
 constexpr char kKernelTests[] = "*CudaTest.*-*OpsCudaTest.*";
 constexpr char kBackendTests[] =
     "*RowsTest.*cuda*:*OpsCudaTest.*:MakeCudaOpsTest.*";
+constexpr char kIpcTests[] = "CudaSharedMemoryTest.*";
 constexpr char kFamilyTests[] = "*FamilyConformance.*_cuda";
 
 void RunKernelTests(Stage* stage, Report* /*report*/) {
@@ -208,6 +209,9 @@ void RunKernelTests(Stage* stage, Report* /*report*/) {
 }
 void RunBackendTests(Stage* stage, Report* /*report*/) {
   RunTests(stage, kBackendTests);
+}
+void RunIpcTests(Stage* stage, Report* /*report*/) {
+  RunTests(stage, kIpcTests);
 }
 void RunFamilyTests(Stage* stage, Report* /*report*/) {
   RunTests(stage, kFamilyTests, "EveryCutWakesExact");
@@ -332,10 +336,11 @@ struct StageEntry {
 // Eight minutes together.
 constexpr StageEntry kStages[] = {
     {"device", 20, FindDevice},           {"kernels", 70, RunKernelTests},
-    {"backend", 20, RunBackendTests},     {"families", 90, RunFamilyTests},
-    {"memcheck", 30, RunSanitizer},       {"racecheck", 30, RunSanitizer},
-    {"initcheck", 30, RunSanitizer},      {"synccheck", 30, RunSanitizer},
-    {"kernel-speed", 70, RunKernelBench}, {"replay-speed", 90, RunReplayBench},
+    {"backend", 20, RunBackendTests},     {"ipc", 10, RunIpcTests},
+    {"families", 90, RunFamilyTests},     {"memcheck", 30, RunSanitizer},
+    {"racecheck", 30, RunSanitizer},      {"initcheck", 30, RunSanitizer},
+    {"synccheck", 30, RunSanitizer},      {"kernel-speed", 70, RunKernelBench},
+    {"replay-speed", 80, RunReplayBench},
 };
 
 }  // namespace

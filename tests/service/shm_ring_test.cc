@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "service/device_segment.h"
 #include "service/shm_segment.h"
 #include "tests/testing/status_matchers.h"
 
@@ -96,31 +97,50 @@ TEST(ShmSegmentTest, TheClientRefusesOtherDescriptors) {
   EXPECT_THAT(map(file.get(), control, kBytes), HasCode(StatusCode::kDataLoss));
 }
 
+// Both sides of a segment on the GPU of tests/fake_cuda.
+struct DevicePair {
+  explicit DevicePair(kernels::CudaHandleKind kind) {
+    const auto driver = *kernels::CudaDriver::Load();
+    const auto gpu = *kernels::CudaContext::OpenFirst(driver);
+    constexpr uint64_t kSize = kernels::CudaSharedMemory::kUnit;
+    server = *DeviceSegment::Create(gpu, kind, kSize);
+    std::vector<UniqueFd> taken;
+    for (const int fd : server->descriptors()) taken.emplace_back(dup(fd));
+    client = *DeviceSegment::Open(gpu, kind, std::move(taken), kSize);
+  }
+  std::unique_ptr<DeviceSegment> server;
+  std::unique_ptr<DeviceSegment> client;
+};
+
 // Pieces of random sizes through a small ring, two threads.
-void ExpectCarries(Flow flow) {
-  Pair pair(flow);
+void ExpectCarries(Segment* producer_side, Segment* consumer_side,
+                   int n_pieces) {
+  const uint64_t bytes = producer_side->bytes();
   const auto seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  std::vector<size_t> sizes = {1, kBytes, kBytes - 1, 1, kBytes / 2 + 1};
-  for (int i = 0; i < 1000; ++i) sizes.push_back(1 + random() % (kBytes / 3));
+  std::vector<size_t> sizes = {1, bytes, bytes - 1, 1, bytes / 2 + 1};
+  for (int i = 0; i < n_pieces; ++i) {
+    sizes.push_back(1 + random() % (bytes / 3));
+  }
   const auto byte_of = [](size_t piece, size_t i) {
     return static_cast<uint8_t>(piece * 31 + i * 7);
   };
   std::vector<uint64_t> positions(sizes.size());
   std::atomic<size_t> told{0};
   std::thread producer([&] {
-    RingProducer ring(pair.producer_side);
+    RingProducer ring(producer_side);
     for (size_t p = 0; p < sizes.size(); ++p) {
       const auto room = ring.Reserve(sizes[p], kPatience, nullptr);
       ASSERT_OK(room.status());
       ASSERT_EQ(room->bytes.size(), sizes[p]);
       for (size_t i = 0; i < sizes[p]; ++i) room->bytes[i] = byte_of(p, i);
+      ASSERT_OK(ring.Publish());
       positions[p] = room->position;
       told.store(p + 1);
     }
   });
-  RingConsumer ring(pair.consumer_side);
+  RingConsumer ring(consumer_side);
   for (size_t p = 0; p < sizes.size(); ++p) {
     while (told.load() <= p) std::this_thread::yield();
     ASSERT_OK_AND_ASSIGN(const auto view, ring.View(positions[p], sizes[p]));
@@ -133,8 +153,20 @@ void ExpectCarries(Flow flow) {
   producer.join();
 }
 
-TEST(ShmRingTest, CarriesPiecesToTheClient) { ExpectCarries(Flow::kToClient); }
-TEST(ShmRingTest, CarriesPiecesToTheServer) { ExpectCarries(Flow::kToServer); }
+TEST(ShmRingTest, CarriesPiecesThroughSharedMemory) {
+  for (const Flow flow : {Flow::kToClient, Flow::kToServer}) {
+    const Pair pair(flow);
+    ExpectCarries(pair.producer_side, pair.consumer_side, 1000);
+  }
+}
+TEST(ShmRingTest, CarriesPiecesThroughDeviceMemory) {
+  for (const auto kind :
+       {kernels::CudaHandleKind::kFd, kernels::CudaHandleKind::kLegacy}) {
+    const DevicePair pair(kind);
+    ExpectCarries(pair.server.get(), pair.client.get(), 50);
+    ExpectCarries(pair.client.get(), pair.server.get(), 50);
+  }
+}
 
 class FullRing : public ::testing::Test {
  protected:

@@ -9,8 +9,16 @@ set(packager "Torpor maintainers <maintainers@torpor.invalid>")
 if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
   set(packager "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
 endif()
-set(TORPOR_PACKAGER ${packager}
-  CACHE STRING "Who answers for the package: name <address>.")
+set(TORPOR_PACKAGER "" CACHE STRING
+  "Who answers for the package: name <address>; else as the environment says.")
+if(TORPOR_PACKAGER)
+  set(packager ${TORPOR_PACKAGER})
+endif()
+find_program(TORPOR_HELP2MAN help2man)
+if(NOT TORPOR_HELP2MAN)
+  message(FATAL_ERROR "help2man: not there, wanted for manual pages; "
+    "scripts/setup installs it")
+endif()
 set(deploy ${CMAKE_SOURCE_DIR}/deploy)
 set(packaged ${CMAKE_BINARY_DIR}/packaged)
 set(doc ${CMAKE_INSTALL_DATADIR}/doc/torpor)
@@ -69,7 +77,7 @@ sliding-window layers by replay when the session wakes: exactly, or within a
 measured error. This package holds the daemon, its command line, the benchmarks
 and a small trained model to try them with.")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_MAINTAINER ${TORPOR_PACKAGER})
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER ${packager})
 set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "adduser")

@@ -48,8 +48,14 @@ absl::Status CudaDriver::Check(int result, const char* call) const {
   }
   const std::string message =
       absl::StrFormat("CUDA driver: %s: %s (%d), %s", call, name, result, text);
-  return result == kCudaOutOfMemory ? absl::ResourceExhaustedError(message)
-                                    : absl::UnavailableError(message);
+  switch (result) {
+    case kCudaOutOfMemory:
+      return absl::ResourceExhaustedError(message);
+    case kCudaNotSupported:
+      return absl::FailedPreconditionError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
 }
 
 }  // namespace torpor::kernels

@@ -49,6 +49,7 @@ struct CudaAccess {
 
 inline constexpr int kCudaSuccess = 0;
 inline constexpr int kCudaOutOfMemory = 2;
+inline constexpr int kCudaNotSupported = 801;
 inline constexpr int kCudaAttributeVirtualMemory = 102;
 inline constexpr int kCudaAttributeFdHandles = 103;
 inline constexpr int kCudaAllocationPinned = 1;

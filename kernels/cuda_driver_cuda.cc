@@ -54,6 +54,7 @@ static_assert(offsetof(CudaAllocationProperties, location) ==
 
 static_assert(kCudaSuccess == static_cast<int>(CUDA_SUCCESS));
 static_assert(kCudaOutOfMemory == static_cast<int>(CUDA_ERROR_OUT_OF_MEMORY));
+static_assert(kCudaNotSupported == static_cast<int>(CUDA_ERROR_NOT_SUPPORTED));
 static_assert(
     kCudaAttributeVirtualMemory ==
     static_cast<int>(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));

@@ -41,7 +41,7 @@ CudaAllocationProperties PropertiesOn(int device) {
           .location = {kCudaLocationDevice, device}};
 }
 
-// kUnavailable when the GPU hands out no descriptors.
+// kFailedPrecondition when the GPU hands out no descriptors.
 absl::Status CheckFdHandles(const CudaContext& context) {
   const CudaDriver& driver = context.driver();
   for (const int attribute :
@@ -51,7 +51,7 @@ absl::Status CheckFdHandles(const CudaContext& context) {
         driver.device_get_attribute(&value, attribute, context.device()),
         "cuDeviceGetAttribute"));
     if (value == 0) {
-      return absl::UnavailableError(absl::StrFormat(
+      return absl::FailedPreconditionError(absl::StrFormat(
           "%s serves no memory by file descriptor", ToText(context.gpu())));
     }
   }
@@ -146,7 +146,7 @@ absl::Status CudaSharedMemory::CreateFd() {
       driver.granularity(&granularity, &properties, kCudaGranularityMinimum),
       "cuMemGetAllocationGranularity"));
   if (granularity == 0 || bytes_ % granularity != 0) {
-    return absl::UnavailableError(
+    return absl::FailedPreconditionError(
         absl::StrFormat("%s allocates multiples of %d bytes, wanted %d of them",
                         ToText(context_->gpu()), granularity, bytes_));
   }
@@ -170,9 +170,10 @@ absl::Status CudaSharedMemory::CreateLegacy() {
   size_t range = 0;
   TORPOR_RETURN_IF_ERROR(driver.Check(
       driver.address_range(&base, &range, address_), "cuMemGetAddressRange"));
-  // A handle opens the whole block that the driver cut this from.
+  // Multiples of kUnit should be blocks of their own; a handle opens a whole
+  // one.
   if (base != address_ || range != bytes_) {
-    return absl::UnavailableError(absl::StrFormat(
+    return absl::FailedPreconditionError(absl::StrFormat(
         "CUDA driver: a handle of %d bytes opens a block of %d, wanted one of "
         "its own",
         bytes_, range));

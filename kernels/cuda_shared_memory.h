@@ -70,13 +70,14 @@ class CudaSharedMemory {
   static constexpr uint64_t kUnit = uint64_t{2} << 20;
 
   // New memory, all zero. REQUIRES: bytes is a multiple of kUnit, not 0.
-  // kUnavailable when the GPU does not serve this kind, or is lost;
-  // kResourceExhausted when it has no room.
+  // kFailedPrecondition when the GPU does not serve this kind, kUnavailable
+  // when it is lost, kResourceExhausted when it has no room.
   static absl::StatusOr<std::unique_ptr<CudaSharedMemory>> Create(
       const std::shared_ptr<const CudaContext>& context, CudaHandleKind kind,
       uint64_t bytes);
   // That of another process; the descriptor stays the caller's. kUnavailable
-  // when the driver refuses; kDataLoss when the memory is smaller than `bytes`.
+  // when the driver refuses, as it does memory by descriptor that is smaller
+  // than `bytes`; kDataLoss for such memory by handle.
   static absl::StatusOr<std::unique_ptr<CudaSharedMemory>> OpenFd(
       const std::shared_ptr<const CudaContext>& context, int fd,
       uint64_t bytes);

@@ -229,6 +229,13 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
     }
     return std::unique_ptr<SegmentLink>();
   }
+  const auto offered =
+      cuda_ == nullptr ? v1::DATA_PLANE_SHARED_MEMORY : v1::DATA_PLANE_CUDA_IPC;
+  if (choice.plane() != offered) {
+    return absl::DataLossError(absl::StrFormat(
+        "data plane: got %s, offered was %s",
+        v1::DataPlane_Name(choice.plane()), v1::DataPlane_Name(offered)));
+  }
   absl::StatusOr<std::unique_ptr<SegmentLink>> link =
       SegmentLink::Take(unix_path_, choice, flow, cuda_);
   // The socket answers, and only this segment is gone.
@@ -467,7 +474,7 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
   const grpc::Status status = stream->Finish();
   if (!taken.ok() && !gone) {
     // Nothing was handed on before the segment was there.
-    const bool again = !segment.ok() && !WantsSegment();
+    const bool again = offer_segment && !segment.ok() && !WantsSegment();
     return again ? ResumeOnce(call, false) : taken;
   }
   if (!status.ok()) return FromGrpcStatus(status);

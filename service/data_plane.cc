@@ -3,6 +3,7 @@
 #include "service/data_plane.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -14,6 +15,7 @@ namespace torpor::service {
 namespace {
 
 constexpr char kUnixPeer[] = "unix:";
+constexpr size_t kMostPlanes = 8;
 
 void AddReason(const char* plane, absl::string_view why,
                v1::DataPlaneChoice* choice) {
@@ -37,11 +39,16 @@ absl::StatusOr<kernels::CudaUuid> GpuOf(const v1::CudaOffer& offer) {
 
 std::vector<kernels::CudaHandleKind> KindsOf(const v1::CudaOffer& offer) {
   std::vector<kernels::CudaHandleKind> kinds;
-  for (const int kind : offer.handle_kinds()) {
-    if (kind == v1::CUDA_HANDLE_KIND_FD) {
-      kinds.push_back(kernels::CudaHandleKind::kFd);
-    } else if (kind == v1::CUDA_HANDLE_KIND_LEGACY) {
-      kinds.push_back(kernels::CudaHandleKind::kLegacy);
+  for (const int number : offer.handle_kinds()) {
+    if (number != v1::CUDA_HANDLE_KIND_FD &&
+        number != v1::CUDA_HANDLE_KIND_LEGACY) {
+      continue;
+    }
+    const auto kind = number == v1::CUDA_HANDLE_KIND_FD
+                          ? kernels::CudaHandleKind::kFd
+                          : kernels::CudaHandleKind::kLegacy;
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
+      kinds.push_back(kind);
     }
   }
   return kinds;
@@ -103,8 +110,11 @@ PlaneAnswer ChoosePlane(SegmentBroker* broker, PlaneAsk ask) {
   PlaneAnswer answer;
   v1::DataPlaneChoice& choice = answer.choice;
   choice.set_plane(v1::DATA_PLANE_GRPC);
+  // A list may be as long as a message: each plane is tried once.
+  std::set<int> tried;
   for (const int plane : ask.offer->planes()) {
     if (plane == v1::DATA_PLANE_GRPC) return answer;
+    if (tried.size() == kMostPlanes || !tried.insert(plane).second) continue;
     const bool cuda = plane == v1::DATA_PLANE_CUDA_IPC;
     if (!cuda && plane != v1::DATA_PLANE_SHARED_MEMORY) {
       AddReason("unknown plane", std::to_string(plane), &choice);

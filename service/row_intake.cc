@@ -46,7 +46,7 @@ absl::StatusOr<std::span<const uint8_t>> RowIntake::Take(
   if (bytes > kMaxRowBytesPerMessage) {
     return absl::InvalidArgumentError(
         absl::StrFormat("rows [%d, +%d) of slot %d: got a piece of %d bytes in "
-                        "shared memory, wanted at most %d",
+                        "a segment, wanted at most %d",
                         piece.row_begin(), piece.n_rows(), piece.slot(), bytes,
                         kMaxRowBytesPerMessage));
   }

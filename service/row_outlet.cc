@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/microseconds.h"
 #include "base/status.h"
 
 namespace torpor::service {
@@ -30,10 +31,7 @@ absl::Status RowOutlet::Send(RowMessageBuilder* builder, uint64_t bytes) {
 }
 
 void RowOutlet::AddWait(SteadyClock::time_point begin) {
-  transfer_us_ += static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
-                                                            begin)
-          .count());
+  transfer_us_ += MicrosecondsSince(begin);
 }
 
 absl::StatusOr<std::span<uint8_t>> MessageOutlet::Append(size_t bytes) {

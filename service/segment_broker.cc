@@ -387,8 +387,8 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
   TORPOR_ASSIGN_OR_RETURN(charged->charge,
                           SegmentBudget::Take(shared_->device, bytes));
   TORPOR_ASSIGN_OR_RETURN(const auto context, shared_->cuda.On(gpu));
-  absl::Status refused = absl::InvalidArgumentError(
-      "cuda.handle_kinds: got none that is known here");
+  bool lost = false;
+  std::string refused;
   for (const kernels::CudaHandleKind kind : kinds) {
     absl::StatusOr<std::unique_ptr<Segment>> segment =
         DeviceSegment::Create(context, kind, bytes);
@@ -396,10 +396,14 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
       charged->segment = *std::move(segment);
       return Offer(std::move(charged), std::move(on_lost));
     }
-    refused = segment.status();
+    lost = lost || absl::IsUnavailable(segment.status());
+    if (!refused.empty()) refused += "; ";
+    refused += std::string(segment.status().message());
   }
-  if (absl::IsUnavailable(refused)) shared_->cuda.Forget(*context);
-  return refused;
+  if (lost) shared_->cuda.Forget(*context);
+  return absl::UnavailableError(
+      refused.empty() ? "cuda.handle_kinds: got none that is known here"
+                      : refused);
 }
 
 absl::StatusOr<SegmentBroker::Made> SegmentBroker::Offer(

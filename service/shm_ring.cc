@@ -54,8 +54,7 @@ absl::StatusOr<bool> RingProducer::Fits(uint64_t position, size_t bytes) {
   const uint64_t said = segment_->control().consumed.load();
   if (said > head_) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "shared memory: the consumer is done with %d bytes of %d", said,
-        head_));
+        "segment: the consumer is done with %d bytes of %d", said, head_));
   }
   // A counter that goes back takes nothing back.
   consumed_ = std::max(consumed_, said);
@@ -74,15 +73,13 @@ absl::StatusOr<RingRoom> RingProducer::Reserve(
   const uint64_t size = segment_->bytes();
   if (bytes > size) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("shared memory: got a piece of %d bytes for a segment "
-                        "of %d",
-                        bytes, size));
+        absl::StrFormat("segment of %d bytes: got a piece of %d", bytes, size));
   }
   const uint64_t position = PlaceFor(bytes);
   TORPOR_RETURN_IF_ERROR(
       WaitFor([&] { return Fits(position, bytes); }, limit, give_up));
-  if (position != head_) {
-    // What is published together is contiguous.
+  if (position % size == 0) {
+    // What is published together ends where the segment does.
     TORPOR_RETURN_IF_ERROR(Publish());
     unpublished_ = position;
   }
@@ -115,11 +112,11 @@ absl::Status RingProducer::WaitFor(
   TORPOR_ASSIGN_OR_RETURN(bool done, ready());
   for (int wakes = 0; !done; ++wakes) {
     if (give_up && give_up()) {
-      return absl::CancelledError("shared memory: nobody reads the rows");
+      return absl::CancelledError("segment: nobody reads the rows");
     }
     if (SteadyClock::now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrFormat(
-          "shared memory: the consumer took nothing for %d ms", limit.count()));
+          "segment: the consumer took nothing for %d ms", limit.count()));
     }
     control.waiting.store(1);
     const uint32_t seen = control.wake.load();
@@ -141,7 +138,7 @@ absl::Status RingConsumer::Advance(uint64_t position, uint64_t bytes) {
   if (position < end_ || position - end_ >= size || bytes > size ||
       position > UINT64_MAX - size || position % size > size - bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "shared memory: got a piece of %d bytes at position %d, wanted it "
+        "segment: got a piece of %d bytes at position %d, wanted it "
         "behind %d and within the %d bytes of the segment",
         bytes, position, end_, size));
   }

@@ -15,9 +15,16 @@ constexpr size_t kEndBytes = 1024;
 
 std::string Shortened(std::string text) {
   if (text.size() <= 2 * kEndBytes) return text;
-  const size_t cut = text.size() - 2 * kEndBytes;
-  return absl::StrFormat("%s ... (%d bytes) ... %s", text.substr(0, kEndBytes),
-                         cut, text.substr(kEndBytes + cut));
+  // Not inside a character of UTF-8.
+  const auto inside = [&](size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+  };
+  size_t begin = kEndBytes;
+  while (begin > 0 && inside(begin)) --begin;
+  size_t end = text.size() - kEndBytes;
+  while (end < text.size() && inside(end)) ++end;
+  return absl::StrFormat("%s ... (%d bytes) ... %s", text.substr(0, begin),
+                         end - begin, text.substr(end));
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ absl::Status Serve(const Flags& flags) {
             {"listen", absl::StrJoin(server->addresses(), ",")},
             {"device", device.name},
             {"device_reason", device.reason},
-            {"device_gemm", config.device.gemm},
+            {"device_gemm", device.open == nullptr ? "" : config.device.gemm},
             {"isa", isa},
             {"threads", std::to_string(threads)}});
   TellServiceManager(flags.notify_socket, "READY=1");

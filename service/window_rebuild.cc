@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/microseconds.h"
 #include "base/status.h"
 #include "service/convert.h"
 
@@ -13,13 +14,6 @@ namespace torpor::service {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
-
-uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
-                                                            begin)
-          .count());
-}
 
 // The store's rows as replay wants them.
 class StoredRows final : public replay::CompactKvReader {

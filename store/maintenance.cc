@@ -153,12 +153,13 @@ absl::Status DropOldTombstones(StoreCore* core) {
       Room::kMakes);
 }
 
-// Deletes a manifest; sessions created from now on begin above `version`.
+// Deletes a manifest; sessions created from now on begin above `version`,
+// as far as one deletion lifts them.
 absl::Status DeleteKey(WriteTxn& txn, const SessionKey& session,
                        uint64_t version) {
   TORPOR_ASSIGN_OR_RETURN(const uint64_t next, FirstVersion(txn));
   ByteWriter floor;
-  floor.Int(std::max(next - 1, version));
+  floor.Int(LiftedFloor(next - 1, version));
   TORPOR_RETURN_IF_ERROR(
       txn.Put(Table::kMeta, kMetaVersionFloor, AsBytes(floor.str())));
   return txn.Delete(Table::kSessions, SessionTableKey(session)).status();

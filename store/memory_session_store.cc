@@ -227,7 +227,7 @@ class MemorySessionStore final : public SessionStore {
     TORPOR_RETURN_IF_ERROR(
         core_.RequireLocked(spec.session, spec.expected_version).status());
     const uint64_t version = spec.expected_version;
-    core_.version_floor = std::max(core_.version_floor, version);
+    core_.version_floor = LiftedFloor(core_.version_floor, version);
     core_.erased[key] = version;
     core_.sessions.erase(spec.session);
     ++core_.commits;
@@ -280,7 +280,7 @@ class MemorySessionStore final : public SessionStore {
       const bool expired =
           info.expires_at_us != 0 && info.expires_at_us <= core_.clock();
       if (expired) {
-        core_.version_floor = std::max(core_.version_floor, info.version);
+        core_.version_floor = LiftedFloor(core_.version_floor, info.version);
       }
       it = expired ? core_.sessions.erase(it) : std::next(it);
     }

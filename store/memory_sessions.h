@@ -138,7 +138,7 @@ struct MemoryCore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     const auto it = sessions.find(key);
     if (it == sessions.end() || FindLocked(key) != nullptr) return;
-    version_floor = std::max(version_floor, it->second.info.version);
+    version_floor = LiftedFloor(version_floor, it->second.info.version);
     sessions.erase(it);
   }
 

@@ -17,7 +17,8 @@ SuspendSpec ImportSpec(const ContainerOutline& outline) {
   spec.model = h.model;
   spec.fingerprint_fields = h.fingerprint_fields;
   spec.numerics_id = m.numerics_id;
-  spec.holder = m.holder;
+  // Only shown to the loser of a race.
+  spec.holder = m.holder.substr(0, kMaxNameBytes);
   spec.layout = h.layout;
   spec.new_tokens = outline.tokens;
   spec.kv_len = h.kv_len;

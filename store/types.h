@@ -7,6 +7,7 @@
 #ifndef TORPOR_STORE_TYPES_H_
 #define TORPOR_STORE_TYPES_H_
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -34,9 +35,18 @@ inline constexpr size_t kMaxLabelBytes = 256;
 inline constexpr size_t kMaxNameBytes = 256;
 // Tokens without KV that a session may carry (the last sampled ones).
 inline constexpr uint64_t kMaxPendingTokens = 65'536;
-// Versions that somebody else names; counting on from there never wraps. What
-// is deleted lifts the first version of every session to come.
+// Versions that somebody else names; counting on from there never wraps.
 inline constexpr uint64_t kMaxGivenVersion = uint64_t{1} << 62;
+// What is deleted lifts the first version of every session to come, of any
+// tenant, by no more than this: a container at the largest version that can be
+// given would end theirs.
+inline constexpr uint64_t kMaxFloorLift = uint64_t{1} << 32;
+
+// The highest version below which no session begins, after one of `version` was
+// deleted.
+inline uint64_t LiftedFloor(uint64_t floor, uint64_t version) {
+  return std::max(floor, std::min(version, floor + kMaxFloorLift));
+}
 
 using Labels = std::map<std::string, std::string>;
 

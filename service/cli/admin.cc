@@ -88,7 +88,8 @@ absl::Status Backup(const std::string& directory, Context* context) {
   TORPOR_ASSIGN_OR_RETURN(Client * client, context->Connect());
   const auto call = client->Context();
   v1::BackupRequest request;
-  request.set_directory(std::filesystem::absolute(directory).string());
+  TORPOR_ASSIGN_OR_RETURN(*request.mutable_directory(),
+                          AbsolutePath("directory", directory));
   const auto reader = client->admin().Backup(call.get(), request);
   v1::BackupProgress progress;
   v1::BackupProgress last;
@@ -202,16 +203,23 @@ std::vector<Finding> ExamineSocket(const std::string& path) {
       (st.st_mode & S_IWGRP) == 0) {
     return {};
   }
-  const std::string closed =
-      DirectoryClosedTo(st.st_gid, std::filesystem::absolute(path).string());
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  const std::string closed = DirectoryClosedTo(st.st_gid, absolute.string());
+  std::string advice = "listen in another directory";
+  // One further up is shared with others.
+  if (closed == absolute.parent_path()) {
+    absl::StrAppendFormat(&advice,
+                          ", or let them pass: chgrp %d %s; chmod g+x %s",
+                          st.st_gid, closed, closed);
+  }
   return {{closed.empty(),
            closed.empty()
                ? absl::StrFormat("%s: open to group %d", path, st.st_gid)
-               : absl::StrFormat("%s: open to group %d, which may not pass %s",
+               : absl::StrFormat("%s: open to group %d, which may not pass %s "
+                                 "as far as modes tell",
                                  path, st.st_gid, closed),
-           absl::StrFormat("listen in another directory, or let them pass: "
-                           "chgrp %d %s; chmod g+x %s",
-                           st.st_gid, closed, closed)}};
+           advice}};
 }
 
 // What to do about a daemon that does not answer at the path, or elsewhere.

@@ -117,6 +117,20 @@ absl::StatusOr<v1::ReplayMode> ParseReplayMode(const std::string& option,
   return it->second;
 }
 
+absl::StatusOr<std::string> AbsolutePath(const std::string& option,
+                                         const std::string& path) {
+  std::error_code error;
+  const auto absolute = std::filesystem::absolute(path, error);
+  if (!path.empty() && !error) return absolute.lexically_normal().string();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: got '%s', wanted a path", option, path));
+}
+
+bool IsDirectory(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
@@ -126,7 +140,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   // A directory opens, and then gives nothing.
-  if (in.bad() || std::filesystem::is_directory(path)) {
+  if (in.bad() || IsDirectory(path)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("read %s: no file that can be read", path));
   }

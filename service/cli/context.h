@@ -65,6 +65,11 @@ void PrintJson(const nlohmann::json& json);
 // kInvalidArgument names the option.
 absl::StatusOr<v1::ReplayMode> ParseReplayMode(const std::string& option,
                                                const std::string& name);
+// A path as it is from anywhere. kInvalidArgument when it is empty.
+absl::StatusOr<std::string> AbsolutePath(const std::string& option,
+                                         const std::string& path);
+// Whether a directory is there, as far as we may look.
+bool IsDirectory(const std::string& path);
 // kNotFound with the reason; kFailedPrecondition when it is a directory.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 // Token ids of a JSON file: a list, or an object with a list "tokens".

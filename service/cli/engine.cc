@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/microseconds.h"
 #include "base/status.h"
 #include "replay/witness.h"
 #include "service/convert.h"
@@ -18,13 +19,6 @@ namespace torpor::service::cli {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
-
-uint64_t MicrosecondsSince(SteadyClock::time_point begin) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(SteadyClock::now() -
-                                                            begin)
-          .count());
-}
 
 }  // namespace
 
@@ -147,7 +141,9 @@ absl::StatusOr<WakeReport> Engine::Wake(Client* client,
   kv_len_ = resume_at;
   const std::string& logits = answer.window.logits();
   logits_.resize(logits.size() / sizeof(float));
-  std::memcpy(logits_.data(), logits.data(), logits_.size() * sizeof(float));
+  if (!logits_.empty()) {
+    std::memcpy(logits_.data(), logits.data(), logits_.size() * sizeof(float));
+  }
   // Cold: everything again. Otherwise only a cut between has left rows to run.
   const SteadyClock::time_point prefill = SteadyClock::now();
   if (kv_len_ + 1 < ids_.size()) {

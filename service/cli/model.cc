@@ -26,9 +26,10 @@ absl::Status AddModel(const AddOptions& options, Context* context) {
   v1::RegisterRequest request;
   request.set_kv_dtype(options.kv_dtype);
   request.set_block_size(options.block_size);
-  std::filesystem::path path =
-      std::filesystem::absolute(options.directory).lexically_normal();
-  if (std::filesystem::is_directory(path)) {
+  TORPOR_ASSIGN_OR_RETURN(const std::string absolute,
+                          AbsolutePath("model", options.directory));
+  std::filesystem::path path = absolute;
+  if (IsDirectory(absolute)) {
     if (path.filename().empty()) path = path.parent_path();
     // The daemon opens it: it must stand on the daemon's host.
     request.set_model_dir(path.string());

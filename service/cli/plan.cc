@@ -234,7 +234,7 @@ Rows FleetRows(const replay::FleetFigures& fleet, const Options& options) {
 }
 
 absl::Status RunPlan(const Options& options, bool json) {
-  const std::string path = std::filesystem::is_directory(options.config)
+  const std::string path = IsDirectory(options.config)
                                ? options.config + "/config.json"
                                : options.config;
   TORPOR_ASSIGN_OR_RETURN(const std::string config, ReadFile(path));

@@ -55,6 +55,7 @@ void CheckCounts(CLI::App* command) {
   for (CLI::App* sub : command->get_subcommands(nullptr)) CheckCounts(sub);
 }
 
+constexpr double kMinTimeoutSeconds = 1e-3;
 constexpr double kMaxTimeoutSeconds = 1e9;
 
 int Main(int argc, char** argv) {
@@ -110,11 +111,11 @@ int Main(int argc, char** argv) {
     std::cerr << "torpor: wanted a subcommand; --help lists them\n";
     return 1;
   }
-  if (!(timeout_seconds > 0 && timeout_seconds <= kMaxTimeoutSeconds)) {
+  if (!(timeout_seconds >= kMinTimeoutSeconds &&
+        timeout_seconds <= kMaxTimeoutSeconds)) {
     std::cerr << absl::StrFormat(
-        "torpor: --timeout: got %g, wanted more than 0 and at most %g "
-        "seconds\n",
-        timeout_seconds, kMaxTimeoutSeconds);
+        "torpor: --timeout: got %g, wanted %g to %g seconds\n", timeout_seconds,
+        kMinTimeoutSeconds, kMaxTimeoutSeconds);
     return 1;
   }
   context.client.timeout =

@@ -78,6 +78,8 @@ TEST_F(CudaDriverTest, ErrorsHaveTheDriversNamesAndTheirCodes) {
   EXPECT_THAT(driver.Check(2, "cuMemCreate"),
               HasStatus(StatusCode::kResourceExhausted,
                         "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"));
+  EXPECT_THAT(driver.Check(801, "cuMemCreate"),
+              HasStatus(StatusCode::kFailedPrecondition, "(801)"));
   EXPECT_THAT(driver.Check(719, "cuMemCreate"),
               HasStatus(StatusCode::kUnavailable, "(719)"));
   EXPECT_THAT(driver.Check(12'345, "cuMemCreate"),
@@ -97,7 +99,7 @@ TEST_F(CudaDriverTest, AGpuWithoutDescriptorsIsTold) {
   ASSERT_NO_FATAL_FAILURE(Open());
   fake_cuda::Behave("no_fd");
   EXPECT_THAT(Create(CudaHandleKind::kFd).status(),
-              HasStatus(StatusCode::kUnavailable, "by file descriptor"));
+              HasStatus(StatusCode::kFailedPrecondition, "by file descriptor"));
   EXPECT_OK(Create(CudaHandleKind::kLegacy));
 }
 
@@ -106,7 +108,7 @@ TEST_F(CudaDriverTest, NoHandleOfABlockWithOtherMemory) {
   ASSERT_NO_FATAL_FAILURE(Open());
   fake_cuda::Behave("shared_block");
   EXPECT_THAT(Create(CudaHandleKind::kLegacy).status(),
-              HasStatus(StatusCode::kUnavailable, "one of its own"));
+              HasStatus(StatusCode::kFailedPrecondition, "one of its own"));
 }
 
 TEST_F(CudaDriverTest, OtherMemoryThanPromisedIsNotOpened) {

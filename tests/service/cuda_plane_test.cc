@@ -371,7 +371,7 @@ TEST_F(CudaPlaneTest, AConnectionThatClosesEndsItsStream) {
   while (reader->Read(&chunk)) {
   }
   EXPECT_THAT(FromGrpcStatus(reader->Finish()),
-              HasStatus(StatusCode::kCancelled, "shared memory"));
+              HasStatus(StatusCode::kCancelled, "segment"));
   ExpectNoSegments();
   EXPECT_THAT(Release(lease_.lease()), HasCode(StatusCode::kNotFound));
 }
@@ -476,6 +476,8 @@ TEST_F(CudaPlaneTest, RowsChangedAllTheTimeAreStoredSoundOrNotAtAll) {
   second.reset();
   if (!sent.ok()) {
     EXPECT_THAT(sent.status(), HasCode(StatusCode::kDataLoss));
+    EXPECT_THAT(CommitUp(s).status(), HasCode(StatusCode::kFailedPrecondition));
+    EXPECT_THAT(Describe("s"), HasCode(StatusCode::kNotFound));
     return;
   }
   ASSERT_OK(CommitUp(s));
@@ -485,10 +487,25 @@ TEST_F(CudaPlaneTest, RowsChangedAllTheTimeAreStoredSoundOrNotAtAll) {
 // What a client does to rows that come to it is its own loss.
 TEST_F(CudaPlaneTest, AReaderThatWritesItsSegmentDamagesNothing) {
   ASSERT_OK(Suspend(Long()));
-  ASSERT_NO_FATAL_FAILURE(BeginDown());
-  ASSERT_OK(down_->memory().Publish(0, kRing));
-  ASSERT_OK_AND_ASSIGN(const Woken woken, ReadDown());
-  EXPECT_TRUE(woken.compact.at(kPlain).bytes == ToyRows(1, kPlain, 0, kLong));
+  ASSERT_NO_FATAL_FAILURE(BeginDown(kLegacy));
+  ASSERT_OK_AND_ASSIGN(auto second,
+                       kernels::CudaSharedMemory::OpenLegacy(
+                           gpu_, down_->memory().control().cuda_handle, kRing));
+  std::atomic<bool> stop{false};
+  std::thread scribbler([&] {
+    std::mt19937 random(1);
+    while (!stop.load()) {
+      EXPECT_OK(second->ToDevice(random() % kRing, 1));
+      std::this_thread::yield();
+    }
+  });
+  const auto woken = ReadDown();
+  stop.store(true);
+  scribbler.join();
+  second.reset();
+  if (!woken.ok()) {
+    EXPECT_THAT(woken.status(), HasCode(StatusCode::kDataLoss));
+  }
   ASSERT_OK(Release(lease_.lease()));
   EXPECT_EQ(Stats().quarantined_records(), 0);
   ExpectStored(Long(), 1);

@@ -129,7 +129,7 @@ TEST_F(HostileTest, BadPositionsAndLengthsAreRefused) {
   }
   // Behind an earlier piece.
   EXPECT_THAT(PutRaw({sound[1], sound[0]}),
-              HasStatus(StatusCode::kInvalidArgument, "shared memory"));
+              HasStatus(StatusCode::kInvalidArgument, "segment"));
   for (const uint32_t rows : {400U, 60'000U, UINT32_MAX}) {
     EXPECT_THAT(with([&](v1::RowPiece* p) { p->set_n_rows(rows); }),
                 HasCode(StatusCode::kInvalidArgument))
@@ -305,7 +305,7 @@ TEST_F(HostileReaderTest, AReaderWhoseConnectionClosesFreesItsWorkerAtOnce) {
   while (reader->Read(&chunk)) {
   }
   EXPECT_THAT(FromGrpcStatus(reader->Finish()),
-              HasStatus(StatusCode::kCancelled, "shared memory"));
+              HasStatus(StatusCode::kCancelled, "segment"));
   ExpectNoWorker(begin, milliseconds(2000));
   ExpectIdle();
   EXPECT_EQ(server().backend().segments().stats().segments, 0);

@@ -81,7 +81,7 @@ TEST_F(DamageRecoveryTest, AVersionAtTheEndOfNumbersIsNotBelieved) {
   ASSERT_OK(store_->Erase({Key("victim"), UINT64_MAX, "rm"}));
   ASSERT_OK_AND_ASSIGN(const SessionInfo fork,
                        store_->Fork({Key("other"), 0, {Key("f"), 0, "op"}, 9}));
-  EXPECT_EQ(fork.version, kMaxGivenVersion + 1);
+  EXPECT_EQ(fork.version, kMaxFloorLift + 1);
 
   ASSERT_NO_FATAL_FAILURE(DamageManifest());
   ASSERT_OK_AND_ASSIGN(

@@ -83,8 +83,12 @@ TEST_F(SessionImportTest, AVersionAtTheEndOfNumbersIsRefused) {
   ASSERT_OK(to_->Erase({Key("s"), kMaxGivenVersion, "rm"}));
   ASSERT_OK_AND_ASSIGN(const SuspendReceipt receipt,
                        Suspend(to_.get(), Spec("s", 0, 0, 20, "create"), 1));
-  EXPECT_GT(receipt.version, kMaxGivenVersion);
+  EXPECT_EQ(receipt.version, kMaxFloorLift + 1);
   EXPECT_OK(Suspend(to_.get(), Spec("s", receipt.version, 20, 1, "more"), 1));
+  // That one can be moved.
+  ASSERT_OK_AND_ASSIGN(const ContainerBytes moved, Export(to_.get(), Key("s")));
+  ASSERT_OK(from_->Erase({Key("s"), 2, "make room"}));
+  EXPECT_OK(Import(from_.get(), moved));
 }
 
 TEST_F(SessionImportTest, BringsASessionThatWasRewoundToNothing) {

@@ -8,7 +8,6 @@ writes that carry an operation id, which is drawn once for each call here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from torpor import lease as _lease
 from torpor import prefetch as _prefetch
 from torpor import resume as _resume
 from torpor import suspend as _suspend
+from torpor._paths import absolute
 from torpor._plane import Plane, Planes
 from torpor._rpc import Connection, Deadline, Message, Method, Retry, Tls
 from torpor.model import Fingerprint
@@ -403,9 +403,10 @@ class Client:
         progress: admin.BackupProgress | None = None,
         timeout: float | None = None,
     ) -> admin.BackupReport:
-        """A verified copy into an empty directory of the daemon's host. Never
-        retried: a second one would find it used."""
-        request = admin_pb.BackupRequest(directory=os.path.abspath(directory))
+        """A verified copy into an empty directory of the daemon's host (a
+        relative one is made absolute here). Never retried: a second one would
+        find it used."""
+        request = admin_pb.BackupRequest(directory=absolute(directory))
         report = None
         for answer in self._connection.receive(
             m.BACKUP, request, self._deadline(timeout)

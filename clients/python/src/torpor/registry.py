@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torpor import _methods as m
+from torpor._paths import absolute
 from torpor.model import Figures, Fingerprint, Layout, Model, ReplayMode
 from torpor.v1 import model_service_pb2 as model_pb
 
@@ -35,11 +35,12 @@ class Models:
         block_size: int = 0,
         timeout: float | None = None,
     ) -> Model:
-        """Registers a model from one of: a directory on the daemon's host, the
-        text of a config.json, a layout. Repeating a registration is harmless."""
+        """Registers a model from one of: a directory on the daemon's host (a
+        relative one is made absolute here), the text of a config.json, a
+        layout. Repeating a registration is harmless."""
         request = model_pb.RegisterRequest(
             name=name,
-            model_dir="" if directory is None else os.path.abspath(directory),
+            model_dir="" if directory is None else absolute(directory),
             config_json=config_json,
             layout=None if layout is None else layout.to_pb(),
             kv_dtype=kv_dtype,

@@ -44,6 +44,13 @@ absl::Status CheckAbsolute(std::string_view field, const std::string& path) {
 
 absl::Status FillPlan(Backend& backend, const v1::PlanRequest& request,
                       v1::PlanResponse* response) {
+  TORPOR_ASSIGN_OR_RETURN(const replay::ReplayMode mode,
+                          FromProto(request.mode()));
+  if (request.resume_at() > request.n_tokens()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("resume_at: got %d, wanted at most n_tokens, %d",
+                        request.resume_at(), request.n_tokens()));
+  }
   replay::ModelLayout layout;
   if (!request.model().empty()) {
     TORPOR_ASSIGN_OR_RETURN(const auto model,
@@ -67,7 +74,6 @@ absl::Status FillPlan(Backend& backend, const v1::PlanRequest& request,
   response->set_exact_tokens(figures.exact_tokens);
   response->set_exact_token_layers(figures.exact_token_layers);
   if (request.resume_at() == 0) return absl::OkStatus();
-  TORPOR_ASSIGN_OR_RETURN(replay::ReplayMode mode, FromProto(request.mode()));
   replay::PlanRequest asked{.resume_at = request.resume_at(),
                             .mode = mode,
                             .replay_tokens = request.replay_tokens(),

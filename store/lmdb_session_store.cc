@@ -275,8 +275,9 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Fork(const ForkSpec& spec) {
   const uint64_t source_version = lease->info().version;
 
   SessionManifest manifest;
-  TORPOR_RETURN_IF_ERROR(
-      core_->writer.Run(kNameBytes, [&](WriteTxn& txn) -> absl::Status {
+  TORPOR_RETURN_IF_ERROR(core_->writer.Run(
+      kNameBytes,
+      [&](WriteTxn& txn) -> absl::Status {
         TORPOR_ASSIGN_OR_RETURN(
             manifest, RequireVersion(txn, spec.source, source_version));
         const int64_t now = core_->Now();
@@ -304,10 +305,10 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Fork(const ForkSpec& spec) {
           TORPOR_RETURN_IF_ERROR(DropManifestNames(txn, *replaced));
         }
         return PutSession(txn, spec.target.session, manifest);
-      }));
+      },
+      Room::kTakes, [&] { core_->Track(spec.target.session, manifest); }));
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core_->env->BeginRead());
-  core_->Track(spec.target.session, manifest);
   return core_->InfoOf(*txn, spec.target.session, manifest);
 }
 
@@ -331,8 +332,9 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Rewind(const MutateSpec& spec,
       LmdbLease::OfSession(core_.get(), spec.session, spec.expected_version));
   TORPOR_RETURN_IF_ERROR(lease->CheckCut(at));
   SessionManifest manifest;
-  TORPOR_RETURN_IF_ERROR(
-      core_->writer.Run(kNameBytes, [&](WriteTxn& txn) -> absl::Status {
+  TORPOR_RETURN_IF_ERROR(core_->writer.Run(
+      kNameBytes,
+      [&](WriteTxn& txn) -> absl::Status {
         TORPOR_ASSIGN_OR_RETURN(
             const SessionManifest before,
             RequireVersion(txn, spec.session, spec.expected_version));
@@ -345,8 +347,8 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Rewind(const MutateSpec& spec,
         TORPOR_RETURN_IF_ERROR(AddManifestNames(txn, manifest));
         TORPOR_RETURN_IF_ERROR(DropManifestNames(txn, before));
         return PutSession(txn, spec.session, manifest);
-      }));
-  core_->Track(spec.session, manifest);
+      },
+      Room::kTakes, [&] { core_->Track(spec.session, manifest); }));
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core_->env->BeginRead());
   return core_->InfoOf(*txn, spec.session, manifest);
@@ -356,6 +358,7 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateMutation(spec));
   TORPOR_RETURN_IF_ERROR(core_->DropIfExpired(spec.session));
   uint64_t version = 0;
+  bool repeated = false;
   TORPOR_RETURN_IF_ERROR(core_->writer.Run(
       kNameBytes,
       [&](WriteTxn& txn) -> absl::Status {
@@ -363,7 +366,8 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
             TombstoneKey(spec.session, spec.operation_id);
         TORPOR_ASSIGN_OR_RETURN(const auto done,
                                 txn.Get(Table::kTombstones, tombstone_key));
-        if (done.has_value()) {
+        repeated = done.has_value();
+        if (repeated) {
           TORPOR_ASSIGN_OR_RETURN(const Tombstone tombstone,
                                   DecodeTombstone(*done));
           version = tombstone.operation.receipt.version;
@@ -386,16 +390,20 @@ absl::StatusOr<uint64_t> LmdbSessionStore::Erase(const MutateSpec& spec) {
         return txn.Put(Table::kTombstones, tombstone_key,
                        AsBytes(EncodeTombstone(tombstone)));
       },
-      Room::kMakes));
-  core_->Untrack(spec.session);
+      Room::kMakes,
+      [&] {
+        // The name may be another session's by now.
+        if (!repeated) core_->Untrack(spec.session);
+      }));
   return version;
 }
 
 absl::StatusOr<SessionInfo> LmdbSessionStore::Touch(const TouchSpec& spec) {
   TORPOR_RETURN_IF_ERROR(ValidateSession(spec.session));
   SessionManifest manifest;
-  TORPOR_RETURN_IF_ERROR(
-      core_->writer.Run(kNameBytes, [&](WriteTxn& txn) -> absl::Status {
+  TORPOR_RETURN_IF_ERROR(core_->writer.Run(
+      kNameBytes,
+      [&](WriteTxn& txn) -> absl::Status {
         TORPOR_ASSIGN_OR_RETURN(const std::optional<SessionManifest> current,
                                 FindSession(txn, spec.session));
         if (!current.has_value() || core_->Expired(*current)) {
@@ -404,8 +412,8 @@ absl::StatusOr<SessionInfo> LmdbSessionStore::Touch(const TouchSpec& spec) {
         }
         manifest = *current;
         return ApplyTouch(*core_, spec, txn, &manifest);
-      }));
-  core_->Track(spec.session, manifest);
+      },
+      Room::kTakes, [&] { core_->Track(spec.session, manifest); }));
   TORPOR_ASSIGN_OR_RETURN(const std::unique_ptr<ReadTxn> txn,
                           core_->env->BeginRead());
   return core_->InfoOf(*txn, spec.session, manifest);

@@ -362,8 +362,10 @@ absl::StatusOr<bool> StoreCore::Evict(
         gone = true;
         return DeleteSession(txn, session, **manifest);
       },
-      Room::kMakes));
-  if (gone || absent) Untrack(session);
+      Room::kMakes,
+      [&] {
+        if (gone || absent) Untrack(session);
+      }));
   return gone;
 }
 

@@ -83,7 +83,7 @@ struct StoreCore {
   uint64_t PinnedBytes(const SessionKey& except) const;
 
   // Keeps the orders below in step with a manifest that was stored, or whose
-  // session is gone.
+  // session is gone. On the writer thread: in the order of the commits.
   void Track(const SessionKey& session, const SessionManifest& manifest);
   void Untrack(const SessionKey& session);
 

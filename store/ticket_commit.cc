@@ -322,13 +322,13 @@ absl::StatusOr<SuspendReceipt> LmdbTicket::Commit(
   }
   Published published;
   TORPOR_RETURN_IF_ERROR(core_->writer.Run(
-      bytes, [&](WriteTxn& txn) { return Publish(txn, &published); }));
+      bytes, [&](WriteTxn& txn) { return Publish(txn, &published); },
+      Room::kTakes, [&] { core_->Track(spec_.session, published.manifest); }));
 
   SuspendReceipt receipt = Receipt(published);
   receipt.commit_us = std::chrono::duration_cast<std::chrono::microseconds>(
                           std::chrono::steady_clock::now() - begin)
                           .count();
-  core_->Track(spec_.session, published.manifest);
   uint64_t live = 0;
   MutexLock lock(&mu_);
   for (size_t i = 0; i < records_.size(); ++i) {

@@ -44,7 +44,8 @@ void Writer::Submit(uint64_t bytes, WriteFn fn, DoneFn done, Room room) {
   wake_.NotifyOne();
 }
 
-absl::Status Writer::Run(uint64_t bytes, WriteFn fn, Room room) {
+absl::Status Writer::Run(uint64_t bytes, WriteFn fn, Room room,
+                         const std::function<void()>& committed) {
   Mutex mu;
   CondVar cv;
   bool finished = false;
@@ -52,6 +53,7 @@ absl::Status Writer::Run(uint64_t bytes, WriteFn fn, Room room) {
   Submit(
       bytes, std::move(fn),
       [&](const absl::Status& status) {
+        if (status.ok() && committed) committed();
         MutexLock lock(&mu);
         result = status;
         finished = true;

@@ -44,8 +44,11 @@ class Writer {
   void Submit(uint64_t bytes, WriteFn fn, DoneFn done,
               Room room = Room::kTakes);
 
-  // Submit, then wait. Not from the writer thread.
-  absl::Status Run(uint64_t bytes, WriteFn fn, Room room = Room::kTakes);
+  // Submit, then wait. Not from the writer thread. Once durable, `committed`
+  // runs on the writer thread: what is kept in memory of the environment
+  // follows the order of its commits there, and not in the callers' threads.
+  absl::Status Run(uint64_t bytes, WriteFn fn, Room room = Room::kTakes,
+                   const std::function<void()>& committed = nullptr);
 
   // Transactions committed since the start.
   [[nodiscard]] uint64_t commits() const { return commits_.load(); }

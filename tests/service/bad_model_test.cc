@@ -192,9 +192,21 @@ TEST_F(BadModelTest, PlansOverTheWire) {
   EXPECT_EQ(plan.exact_tokens(), 7);
   EXPECT_EQ(plan.plan().resume_at(), 500);
   EXPECT_EQ(plan.plan().replay_start(), 493);
-  request.set_mode(static_cast<v1::ReplayMode>(9));
+  request.set_resume_at(1000);
+  EXPECT_OK(Ask(models(), &v1::ModelService::Stub::Plan, request).status());
+  request.set_resume_at(1001);
   EXPECT_THAT(Ask(models(), &v1::ModelService::Stub::Plan, request),
-              HasStatus(StatusCode::kInvalidArgument, "9"));
+              HasStatus(StatusCode::kInvalidArgument,
+                        "resume_at: got 1001, wanted at most n_tokens, 1000"));
+  // Refused as well where no plan is asked for.
+  request.set_mode(static_cast<v1::ReplayMode>(9));
+  for (const uint64_t resume_at : {500, 0}) {
+    request.set_resume_at(resume_at);
+    EXPECT_THAT(
+        Ask(models(), &v1::ModelService::Stub::Plan, request),
+        HasStatus(StatusCode::kInvalidArgument, "mode: got 9, wanted bounded"));
+  }
+  request.clear_mode();
   request.set_model("nobody");
   EXPECT_THAT(Ask(models(), &v1::ModelService::Stub::Plan, request),
               HasStatus(StatusCode::kNotFound, "nobody"));

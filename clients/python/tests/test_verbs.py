@@ -274,3 +274,17 @@ def test_nobody_answers(tmp_path: Path) -> None:
         torpor.connect(f"unix://{tmp_path}/none")
     with pytest.raises(torpor.FailedPrecondition, match="no unix socket"):
         torpor.connect("127.0.0.1:1", plane="shm")
+
+
+def test_directories_are_told_absolutely(
+    client: torpor.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = client.backup("copy")
+    assert report.done and (tmp_path / "copy").is_dir()
+    for call in (
+        lambda: client.backup(""),
+        lambda: client.models.register("m", directory=""),
+    ):
+        with pytest.raises(torpor.InvalidArgument, match="directory: got ''"):
+            call()

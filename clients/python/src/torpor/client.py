@@ -19,6 +19,7 @@ from torpor import lease as _lease
 from torpor import prefetch as _prefetch
 from torpor import resume as _resume
 from torpor import suspend as _suspend
+from torpor._message import message
 from torpor._paths import absolute
 from torpor._plane import Plane, Planes
 from torpor._rpc import Connection, Deadline, Message, Method, Retry, Tls
@@ -245,7 +246,8 @@ class Client:
         timeout: float | None = None,
     ) -> SessionState:
         """A second name for the first `at` tokens (None: all). Copies no rows."""
-        request = pb.ForkRequest(
+        request = message(
+            pb.ForkRequest,
             source=_tokens.as_session(source),
             source_version=source_version,
             target=_tokens.as_session(target),
@@ -265,7 +267,8 @@ class Client:
         timeout: float | None = None,
     ) -> SessionState:
         """Cuts a session back to `at` tokens."""
-        request = pb.RewindRequest(
+        request = message(
+            pb.RewindRequest,
             session=_tokens.as_session(session),
             expected_version=expected_version,
             operation_id=operation_id or new_operation_id(),
@@ -290,7 +293,8 @@ class Client:
         The timeout is that of a page."""
         token = ""
         while True:
-            request = pb.ListRequest(
+            request = message(
+                pb.ListRequest,
                 prefix=_tokens.as_session(prefix),
                 page_size=page_size,
                 page_token=token,
@@ -311,7 +315,8 @@ class Client:
         timeout: float | None = None,
     ) -> int:
         """Deletes a session; returns the version that is gone."""
-        request = pb.DeleteRequest(
+        request = message(
+            pb.DeleteRequest,
             session=_tokens.as_session(session),
             expected_version=expected_version,
             operation_id=operation_id or new_operation_id(),
@@ -330,7 +335,8 @@ class Client:
     ) -> SessionState:
         """Changes class, TTL, pin (0 keeps, -1 clears) or labels (an empty value
         removes one). Never retried: it has no operation id."""
-        request = pb.TouchRequest(
+        request = message(
+            pb.TouchRequest,
             session=_tokens.as_session(session),
             session_class=_suspend.class_name(session_class),
             ttl_seconds=ttl_seconds,
@@ -354,7 +360,9 @@ class Client:
         given = _tokens.as_ids(ids)
 
         def stream() -> Iterator[pb.LookupPrefixRequest]:
-            header = pb.LookupPrefixHeader(model=model, fingerprint=fingerprint.to_pb())
+            header = message(
+                pb.LookupPrefixHeader, model=model, fingerprint=fingerprint.to_pb()
+            )
             yield pb.LookupPrefixRequest(header=header)
             for chunk in _tokens.chunks(given, extra_keys):
                 yield pb.LookupPrefixRequest(tokens=chunk)
@@ -406,7 +414,7 @@ class Client:
         """A verified copy into an empty directory of the daemon's host (a
         relative one is made absolute here). Never retried: a second one would
         find it used."""
-        request = admin_pb.BackupRequest(directory=absolute(directory))
+        request = message(admin_pb.BackupRequest, directory=absolute(directory))
         report = None
         for answer in self._connection.receive(
             m.BACKUP, request, self._deadline(timeout)

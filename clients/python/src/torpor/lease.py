@@ -10,6 +10,7 @@ from types import TracebackType
 from torpor import _methods as m
 from torpor import errors, rows
 from torpor._intake import Intake
+from torpor._message import message
 from torpor._plane import Planes, SegmentUnreachable
 from torpor._rpc import Connection, Deadline
 from torpor._shm import Segment
@@ -33,7 +34,8 @@ class EngineReplay:
     replay_us: int = 0
 
     def to_pb(self) -> pb.EngineReplay:
-        return pb.EngineReplay(
+        return message(
+            pb.EngineReplay,
             token_layers=self.token_layers,
             witness=self.witness.to_pb(),
             replay_us=self.replay_us,
@@ -75,7 +77,7 @@ class Lease:
     ) -> Tokens:
         """Stored tokens [begin, end); end 0 = all, those without KV included."""
         tokens = TokenList()
-        request = pb.ReadTokensRequest(lease=self.id, begin=begin, end=end)
+        request = message(pb.ReadTokensRequest, lease=self.id, begin=begin, end=end)
         for chunk in self._connection.receive(
             m.READ_TOKENS, request, self._deadline(timeout)
         ):
@@ -109,7 +111,8 @@ class Lease:
         segment = self._use_segment()
         try:
             intake = Intake(layout, segment)
-            request = pb.ReadRowsRequest(
+            request = message(
+                pb.ReadRowsRequest,
                 lease=self.id,
                 slots=indices,
                 shard=shard,
@@ -143,7 +146,8 @@ class Lease:
         try:
             intake = Intake(self.model.layout, segment)
             reader = WindowReader(self.model.layout, intake, sink, n_shards)
-            request = pb.WindowRequest(
+            request = message(
+                pb.WindowRequest,
                 lease=self.id,
                 shard=shard,
                 n_shards=n_shards,

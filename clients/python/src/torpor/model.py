@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 
 from torpor import errors
+from torpor._message import message
 from torpor.v1 import model_service_pb2 as pb
 from torpor.v1 import session_service_pb2 as session_pb
 from torpor.v1 import types_pb2 as types_pb
@@ -95,7 +96,8 @@ class Fingerprint:
         )
 
     def to_pb(self) -> types_pb.Fingerprint:
-        return types_pb.Fingerprint(
+        return message(
+            types_pb.Fingerprint,
             weights=self.weights,
             adapter=self.adapter,
             layout=self.layout,
@@ -169,7 +171,8 @@ class Slot:
         )
 
     def to_pb(self) -> pb.Slot:
-        return pb.Slot(
+        return message(
+            pb.Slot,
             name=self.name,
             kind=f"SLOT_KIND_{self.kind.name}",
             owner_layer=self.owner_layer,
@@ -230,7 +233,8 @@ class Layout:
         )
 
     def to_pb(self) -> pb.ModelLayout:
-        return pb.ModelLayout(
+        return message(
+            pb.ModelLayout,
             family=self.family,
             n_layers=self.n_layers,
             vocab_size=self.vocab_size,

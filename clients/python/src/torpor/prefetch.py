@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torpor import _tokens, errors
+from torpor._message import message
 from torpor.model import ReplayPlan
 from torpor.resume import ResumeSpec
 from torpor.v1 import session_service_pb2 as pb
@@ -56,7 +57,8 @@ def request_of(spec: ResumeSpec, replay: bool, hold_seconds: int) -> pb.Prefetch
             "window; wanted one of them"
         )
     header = spec.header()
-    return pb.PrefetchRequest(
+    return message(
+        pb.PrefetchRequest,
         session=_tokens.as_session(spec.session),
         version=spec.version,
         cut=spec.cut,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torpor import _methods as m
+from torpor._message import message
 from torpor._paths import absolute
 from torpor.model import Figures, Fingerprint, Layout, Model, ReplayMode
 from torpor.v1 import model_service_pb2 as model_pb
@@ -38,7 +39,8 @@ class Models:
         """Registers a model from one of: a directory on the daemon's host (a
         relative one is made absolute here), the text of a config.json, a
         layout. Repeating a registration is harmless."""
-        request = model_pb.RegisterRequest(
+        request = message(
+            model_pb.RegisterRequest,
             name=name,
             model_dir="" if directory is None else absolute(directory),
             config_json=config_json,
@@ -50,7 +52,7 @@ class Models:
         return self._keep(self._client.call(m.REGISTER, request, timeout))
 
     def describe(self, name: str, *, timeout: float | None = None) -> Model:
-        request = model_pb.DescribeModelRequest(name=name)
+        request = message(model_pb.DescribeModelRequest, name=name)
         return self._keep(self._client.call(m.DESCRIBE_MODEL, request, timeout))
 
     def get(self, name: str) -> Model:
@@ -78,7 +80,8 @@ class Models:
     ) -> Figures:
         """Sizes and replay lengths of a registered model or any config.json;
         with `resume_at`, the plan of that cut too."""
-        request = model_pb.PlanRequest(
+        request = message(
+            model_pb.PlanRequest,
             model=model,
             config_json=config_json,
             kv_dtype=kv_dtype,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torpor import _methods as m
 from torpor import _tokens, errors, rows
 from torpor._intake import Intake
+from torpor._message import message
 from torpor._plane import Planes, SegmentUnreachable
 from torpor._rpc import Connection, Deadline
 from torpor._shm import Segment
@@ -65,14 +66,16 @@ class ResumeSpec:
     ) -> pb.BeginResumeHeader:
         mode = ReplayMode.of(self.mode)
         cold = mode is ReplayMode.COLD if self.allow_cold is None else self.allow_cold
-        return pb.BeginResumeHeader(
+        return message(
+            pb.BeginResumeHeader,
             session=_tokens.as_session(self.session),
             version=self.version,
             model=self.model,
             fingerprint=self.fingerprint.to_pb(),
             cut=self.cut,
             mode=mode.wire_name,
-            limits=pb.ResumeLimits(
+            limits=message(
+                pb.ResumeLimits,
                 replay_tokens=self.replay_tokens,
                 max_replay_tokens=self.max_replay_tokens,
                 max_error=self.max_error,

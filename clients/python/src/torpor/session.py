@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torpor import errors
+from torpor._message import message
 from torpor.model import Fingerprint, ReplayMode, WireEnum
 from torpor.v1 import session_service_pb2 as pb
 from torpor.v1 import types_pb2 as types_pb
@@ -43,7 +44,8 @@ class ProvenanceRange:
     provenance: Provenance
 
     def to_pb(self) -> types_pb.ProvenanceRange:
-        return types_pb.ProvenanceRange(
+        return message(
+            types_pb.ProvenanceRange,
             begin=self.begin,
             end=self.end,
             provenance=f"PROVENANCE_{self.provenance.name}",
@@ -63,7 +65,8 @@ class Floor:
         return cls(m.resume_at, m.replay_start, m.layer_begin)
 
     def to_pb(self) -> types_pb.Floor:
-        return types_pb.Floor(
+        return message(
+            types_pb.Floor,
             resume_at=self.resume_at,
             replay_start=self.replay_start,
             layer_begin=self.layer_begin,
@@ -84,7 +87,8 @@ class ExtraKeySpan:
         return cls(m.begin, m.end, m.key, m.bidirectional)
 
     def to_pb(self) -> types_pb.ExtraKeySpan:
-        return types_pb.ExtraKeySpan(
+        return message(
+            types_pb.ExtraKeySpan,
             begin=self.begin,
             end=self.end,
             key=self.key,

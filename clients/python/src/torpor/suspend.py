@@ -11,6 +11,7 @@ from types import TracebackType
 
 from torpor import _methods as m
 from torpor import _tokens, errors, rows
+from torpor._message import message
 from torpor._plane import Planes, SegmentUnreachable
 from torpor._rpc import Connection, Deadline
 from torpor._shm import Producer, Segment
@@ -75,7 +76,8 @@ class SuspendSpec:
         return self.tokens_kept + len(self.ids) if self.kv_len is None else self.kv_len
 
     def header(self, offer: pb.DataPlaneOffer | None) -> pb.BeginSuspendHeader:
-        return pb.BeginSuspendHeader(
+        return message(
+            pb.BeginSuspendHeader,
             session=_tokens.as_session(self.session),
             expected_version=self.expected_version,
             operation_id=self.operation_id,
@@ -256,7 +258,8 @@ class Ticket:
         """
         if self.receipt is not None:
             return self.receipt
-        request = pb.CommitRequest(
+        request = message(
+            pb.CommitRequest,
             ticket=self.id,
             witness=None if witness is None else witness.to_pb(),
             client_state=client_state,
@@ -402,7 +405,8 @@ def _in_one(
         for described, data in rows.messages(slots, model.block_size):
             yield pb.SuspendRequest(pieces=described, data=data)
         yield pb.SuspendRequest(
-            commit=pb.CommitRequest(
+            commit=message(
+                pb.CommitRequest,
                 witness=None if witness is None else witness.to_pb(),
                 client_state=client_state,
             )

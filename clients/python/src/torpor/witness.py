@@ -11,6 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from torpor import errors
+from torpor._message import message
 from torpor.model import Layout
 from torpor.rows import GivenRows, Rows, as_bytes
 from torpor.v1 import types_pb2 as pb
@@ -34,14 +35,16 @@ class Witness:
     layers: tuple[LayerWitness, ...]
 
     def to_pb(self) -> pb.Witness:
-        return pb.Witness(
+        return message(
+            pb.Witness,
             numerics_id=self.numerics_id,
             layers=[
-                pb.LayerWitness(
+                message(
+                    pb.LayerWitness,
                     layer=layer.layer,
                     digest=layer.digest,
                     rows=[
-                        pb.WitnessRow(position=at, row=row)
+                        message(pb.WitnessRow, position=at, row=row)
                         for at, row in layer.rows.items()
                     ],
                 )

@@ -130,8 +130,11 @@ struct CudaDriver {
   // kUnavailable, by the driver's name of the error.
   absl::Status Check(int result, const char* call) const;
 
+// A name and a parameter list.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define TORPOR_CUDA_DRIVER_MEMBER(member, name, version, arguments) \
   int(*member) arguments = nullptr;
+  // NOLINTEND(bugprone-macro-parentheses)
   TORPOR_CUDA_DRIVER_CALLS(TORPOR_CUDA_DRIVER_MEMBER)
 #undef TORPOR_CUDA_DRIVER_MEMBER
 };

@@ -190,11 +190,12 @@ absl::StatusOr<std::unique_ptr<CudaSharedMemory>> CudaSharedMemory::OpenFd(
   std::unique_ptr<CudaSharedMemory> opened(
       new CudaSharedMemory(context, CudaHandleKind::kFd, bytes));
   CudaAllocation allocation = 0;
-  TORPOR_RETURN_IF_ERROR(driver.Check(
-      driver.import_handle(&allocation,
-                           reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
-                           kCudaHandleFd),
-      "cuMemImportFromShareableHandle"));
+  // The driver wants the number itself.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  auto* const number = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
+  TORPOR_RETURN_IF_ERROR(
+      driver.Check(driver.import_handle(&allocation, number, kCudaHandleFd),
+                   "cuMemImportFromShareableHandle"));
   // The driver maps no more than there is.
   const absl::Status mapped = opened->Map(allocation);
   driver.release(allocation);

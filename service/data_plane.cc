@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<SegmentUse>> PlaneSet::Use(
       "segment '%s': unknown here, or its connection was closed", id));
 }
 
-PlaneAnswer ChoosePlane(SegmentBroker* broker, PlaneAsk ask) {
+PlaneAnswer ChoosePlane(SegmentBroker* broker, const PlaneAsk& ask) {
   PlaneAnswer answer;
   v1::DataPlaneChoice& choice = answer.choice;
   choice.set_plane(v1::DATA_PLANE_GRPC);

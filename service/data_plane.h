@@ -74,7 +74,7 @@ struct PlaneAnswer {
 
 // The first plane of the offer that can be served, gRPC behind the last, and
 // why not those before it.
-PlaneAnswer ChoosePlane(SegmentBroker* broker, PlaneAsk ask);
+PlaneAnswer ChoosePlane(SegmentBroker* broker, const PlaneAsk& ask);
 
 }  // namespace torpor::service
 

@@ -24,9 +24,9 @@ std::function<void(ServerSegment&)> RemoveFrom(
   };
 }
 
-v1::DataPlaneChoice Open(SegmentBroker* broker, PlaneAsk ask,
+v1::DataPlaneChoice Open(SegmentBroker* broker, const PlaneAsk& ask,
                          PlaneSet* planes) {
-  PlaneAnswer answer = ChoosePlane(broker, std::move(ask));
+  PlaneAnswer answer = ChoosePlane(broker, ask);
   if (answer.segment != nullptr) planes->Add(std::move(answer.segment));
   return std::move(answer.choice);
 }
@@ -48,8 +48,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::OpenPlane(
             ask.bytes = ticket->row_bytes;
             ask.flow = Flow::kToServer;
             ask.on_lost = RemoveFrom(ticket, &ticket->planes);
-            *response =
-                Open(&backend_.segments(), std::move(ask), &ticket->planes);
+            *response = Open(&backend_.segments(), ask, &ticket->planes);
             return absl::OkStatus();
           }
           TORPOR_ASSIGN_OR_RETURN(
@@ -58,8 +57,7 @@ grpc::ServerUnaryReactor* SessionServiceImpl::OpenPlane(
           ask.bytes = CompactBytes(*lease) + WindowBytes(*lease);
           ask.flow = Flow::kToClient;
           ask.on_lost = RemoveFrom(lease, &lease->planes());
-          *response =
-              Open(&backend_.segments(), std::move(ask), &lease->planes());
+          *response = Open(&backend_.segments(), ask, &lease->planes());
           return absl::OkStatus();
         });
   });

@@ -68,6 +68,17 @@ absl::Status Backend::Serve(
   return status;
 }
 
+absl::Status Backend::ServeOperator(std::string_view method, Call& call,
+                                    const std::function<absl::Status()>& body) {
+  return Serve(method, call, [&](uint32_t tenant) -> absl::Status {
+    if (tenants_.IsOperator(tenant)) return body();
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "%s: got tenant %d, wanted an operator: a [[tenant]] of the daemon's "
+        "configuration with operator = true",
+        std::string(method), tenant));
+  });
+}
+
 void Backend::Account(const v1::SuspendReceipt& r) {
   metrics_.CountSuspend(r);
   LogEvent(spdlog::level::info, "suspend",

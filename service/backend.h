@@ -78,6 +78,10 @@ class Backend {
   // when too many run, kUnauthenticated; then counts and logs how it ended.
   absl::Status Serve(std::string_view method, Call& call,
                      const std::function<absl::Status(uint32_t tenant)>& body);
+  // The same for what concerns every tenant, or the node: kPermissionDenied
+  // unless the caller is an operator.
+  absl::Status ServeOperator(std::string_view method, Call& call,
+                             const std::function<absl::Status()>& body);
 
   // Counts and logs what a suspend stored, and what a resume served.
   void Account(const v1::SuspendReceipt& receipt);

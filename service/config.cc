@@ -157,7 +157,8 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
                     {{"name", Text(&tenant.name)},
                      {"number", Number(&tenant.number)},
                      {"token_hashes", Texts(&tenant.token_hashes)},
-                     {"certificate_names", Texts(&tenant.certificate_names)}});
+                     {"certificate_names", Texts(&tenant.certificate_names)},
+                     {"operator", Flag(&tenant.is_operator)}});
           !e.ok()) {
         nested = e;
       }

@@ -93,7 +93,7 @@ grpc::ServerUnaryReactor* ModelServiceImpl::Register(
     grpc::CallbackServerContext* context, const v1::RegisterRequest* request,
     v1::ModelState* response) {
   return RunUnary(context, &backend_.workers(), [=, this](Call& call) {
-    return backend_.Serve("Register", call, [&](uint32_t) -> absl::Status {
+    return backend_.ServeOperator("Register", call, [&]() -> absl::Status {
       if (!request->model_dir().empty()) {
         TORPOR_RETURN_IF_ERROR(
             CheckAbsolute("model_dir", request->model_dir()));
@@ -162,7 +162,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Stats(
     grpc::CallbackServerContext* context, const v1::StatsRequest*,
     v1::StatsResponse* response) {
   return RunUnary(context, &backend_.workers(), [=, this](Call& call) {
-    return backend_.Serve("Stats", call, [&](uint32_t) {
+    return backend_.ServeOperator("Stats", call, [&] {
       const store::StoreStats stats = backend_.store().Stats();
       response->set_sessions(stats.sessions);
       response->set_records(stats.records);
@@ -186,7 +186,7 @@ grpc::ServerWriteReactor<v1::VerifyProgress>* AdminServiceImpl::Verify(
     grpc::CallbackServerContext* context, const v1::VerifyRequest* request) {
   return RunWriter<v1::VerifyProgress>(
       context, &backend_.workers(), [=, this](Call& call, auto write) {
-        return backend_.Serve("Verify", call, [&](uint32_t) -> absl::Status {
+        return backend_.ServeOperator("Verify", call, [&]() -> absl::Status {
           const auto message = [](const store::VerifyReport& report) {
             v1::VerifyProgress progress;
             progress.set_records_checked(report.records_checked);
@@ -216,7 +216,7 @@ grpc::ServerWriteReactor<v1::BackupProgress>* AdminServiceImpl::Backup(
     grpc::CallbackServerContext* context, const v1::BackupRequest* request) {
   return RunWriter<v1::BackupProgress>(
       context, &backend_.workers(), [=, this](Call& call, auto write) {
-        return backend_.Serve("Backup", call, [&](uint32_t) -> absl::Status {
+        return backend_.ServeOperator("Backup", call, [&]() -> absl::Status {
           TORPOR_RETURN_IF_ERROR(
               CheckAbsolute("directory", request->directory()));
           const auto message = [](const store::BackupReport& report) {

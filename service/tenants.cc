@@ -41,6 +41,7 @@ absl::StatusOr<Tenants> Tenants::Make(const std::vector<TenantConfig>& configs,
                                       bool require_credential) {
   Tenants tenants;
   tenants.require_credential_ = require_credential;
+  if (configs.empty()) tenants.operators_.insert(0);
   std::set<uint32_t> numbers;
   std::set<std::string> names;
   for (const TenantConfig& config : configs) {
@@ -54,6 +55,7 @@ absl::StatusOr<Tenants> Tenants::Make(const std::vector<TenantConfig>& configs,
     if (!numbers.insert(config.number).second) {
       return Twice("number", std::to_string(config.number));
     }
+    if (config.is_operator) tenants.operators_.insert(config.number);
     for (const std::string& given : config.token_hashes) {
       const std::string hash = absl::AsciiStrToLower(given);
       if (hash.size() != kHashText || !hash.starts_with(kHashPrefix) ||

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct TenantConfig {
   std::vector<std::string> token_hashes;
   // Subject common names of client certificates.
   std::vector<std::string> certificate_names;
+  // May call what concerns every tenant, or the node.
+  bool is_operator = false;
 };
 
 class Tenants {
@@ -40,9 +43,15 @@ class Tenants {
   [[nodiscard]] absl::StatusOr<uint32_t> TenantOf(
       const grpc::ServerContextBase& context) const;
 
+  // Where no tenant is configured, `default` is an operator.
+  [[nodiscard]] bool IsOperator(uint32_t tenant) const {
+    return operators_.contains(tenant);
+  }
+
  private:
   std::map<std::string, uint32_t> by_token_hash_;
   std::map<std::string, uint32_t> by_certificate_;
+  std::set<uint32_t> operators_;
   bool require_credential_ = false;
 };
 

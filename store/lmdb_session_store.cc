@@ -27,12 +27,32 @@ constexpr uint64_t kNameBytes = 4096;
 // sessions than this that part ways inside one block may hide a longer match.
 constexpr size_t kCandidatesMax = 256;
 
+// A map that is given must hold `wanted` bytes: else the first suspend that it
+// has no room for would tell.
+absl::Status CheckMap(const LmdbStoreOptions& options, uint64_t wanted,
+                      const char* what) {
+  if (options.map_bytes == 0 || options.map_bytes >= wanted) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("store.map_bytes: got %d, wanted at least %d, %s",
+                      options.map_bytes, wanted, what));
+}
+
+// Beside the records of a budget a map holds their index and pages that are not
+// free yet. For records of one page each a tenth more is too little
+// (tests/store/map_size_test.cc).
+uint64_t MapBytesFor(uint64_t max_bytes) { return max_bytes + max_bytes / 4; }
+
 absl::StatusOr<BudgetOptions> BudgetOf(const LmdbStoreOptions& options,
                                        const DataDir& dir) {
   BudgetOptions budget{options.max_bytes, options.tenant_max_bytes};
   if (budget.max_bytes == 0) {
     TORPOR_ASSIGN_OR_RETURN(const uint64_t disk, dir.DiskBytes());
     budget.max_bytes = disk / 10 * 9;
+    if (options.map_bytes != 0) {
+      budget.max_bytes = std::min(budget.max_bytes, options.map_bytes / 5 * 4);
+    }
   }
   return budget;
 }
@@ -106,6 +126,9 @@ absl::StatusOr<std::unique_ptr<LmdbSessionStore>> LmdbSessionStore::Open(
   if (sodium_init() < 0) {
     return absl::InternalError("open store: libsodium does not start");
   }
+  TORPOR_RETURN_IF_ERROR(CheckMap(options, kMinMapBytes, "the smallest map"));
+  TORPOR_RETURN_IF_ERROR(CheckMap(options, MapBytesFor(options.max_bytes),
+                                  "1.25 x store.max_bytes"));
   if (!options.clock) options.clock = SystemClock();
   TORPOR_ASSIGN_OR_RETURN(std::unique_ptr<DataDir> dir,
                           DataDir::Acquire(options.data_dir));
@@ -115,6 +138,9 @@ absl::StatusOr<std::unique_ptr<LmdbSessionStore>> LmdbSessionStore::Open(
       Env::Open({.directory = options.data_dir,
                  .map_bytes = options.map_bytes,
                  .no_sync_for_test = options.no_sync_for_test}));
+  // LMDB itself would take a map that just holds the file.
+  TORPOR_RETURN_IF_ERROR(
+      CheckMap(options, env->Info().used_bytes, "what data.mdb has"));
   TORPOR_ASSIGN_OR_RETURN(const BudgetOptions budget, BudgetOf(options, *dir));
   auto core = std::make_unique<StoreCore>(std::move(options), std::move(dir),
                                           std::move(env), budget);

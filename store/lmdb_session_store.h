@@ -17,15 +17,20 @@ namespace torpor::store {
 
 struct StoreCore;
 
+// A map of less has room for the tables and a commit, and for little else.
+inline constexpr uint64_t kMinMapBytes = uint64_t{16} << 20;
+
 struct LmdbStoreOptions {
   std::string data_dir;
-  // Page bytes of all records; 0 = 90 % of the disk.
+  // Page bytes of all records; 0 = 90 % of the disk, and at most
+  // 80 % of a map that is given.
   uint64_t max_bytes = 0;
   // The same per tenant; 0 = no limit of its own.
   uint64_t tenant_max_bytes = 0;
   // A suspend is refused when it would leave less than this on the disk.
   uint64_t disk_reserve_bytes = uint64_t{64} << 20;
-  // LMDB address space; 0 = 1.25 x the disk.
+  // LMDB address space; 0 = 1.25 x the disk. Otherwise at least
+  // kMinMapBytes, 1.25 x max_bytes and what is stored already.
   uint64_t map_bytes = 0;
   // Block buffers of all tickets together.
   uint64_t buffer_bytes = uint64_t{96} << 20;
@@ -51,7 +56,7 @@ class LmdbSessionStore final : public SessionStore {
  public:
   // Takes the directory, opens or creates the environment and sweeps what a
   // crash left staged. kFailedPrecondition when another process holds it or a
-  // newer format wrote it.
+  // newer format wrote it; kInvalidArgument for a map that is too small.
   static absl::StatusOr<std::unique_ptr<LmdbSessionStore>> Open(
       LmdbStoreOptions options);
   ~LmdbSessionStore() override;

@@ -175,6 +175,11 @@ std::vector<Finding> Examine(Client* client) {
         {stats->disk_free_bytes() > uint64_t{1} << 30,
          absl::StrFormat("disk: %s free", Bytes(stats->disk_free_bytes())),
          "free space on the disk of the data directory"});
+  } else {
+    // Its tenants may not ask; that is no trouble of theirs.
+    findings.push_back({absl::IsPermissionDenied(stats.status()),
+                        "store: " + std::string(stats.status().message()),
+                        "the daemon answers, but not this call"});
   }
   const auto models = client->Unary(
       client->models(), &v1::ModelService::Stub::List, v1::ListModelsRequest());

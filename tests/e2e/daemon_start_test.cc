@@ -287,6 +287,7 @@ TEST_F(DaemonStartTest, ConfigErrorsNameFileLineAndKey) {
       {"[store]\nmax_bytes = 'many'\n", {":2", "store.max_bytes"}},
       {"[store]\nmax_bytes = -1\n", {":2", "store.max_bytes"}},
       {"[store]\nmax_bytes = 1.5\n", {":2", "store.max_bytes"}},
+      {"[store]\nmap_bytes = 1\n", {"store.map_bytes: got 1, wanted"}},
       {"reflection = 'yes'\n", {":1", "reflection"}},
       {"store = 3\n", {":1", "store"}},
       {"[[tenant]]\nname = 'a'\nnumbr = 1\n", {":3", "numbr"}},

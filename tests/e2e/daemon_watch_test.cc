@@ -140,7 +140,7 @@ TEST_F(DaemonWatchTest, PrometheusTextCountsWhatHappened) {
 TEST_F(DaemonWatchTest, TenantsShareNothing) {
   Start(
       "require_credential = true\n"
-      "[[tenant]]\nname = 'a'\nnumber = 1\ntoken_hashes = ['" +
+      "[[tenant]]\nname = 'a'\nnumber = 1\noperator = true\ntoken_hashes = ['" +
       service::TokenHash("token a") +
       "']\n"
       "[[tenant]]\nname = 'b'\nnumber = 2\ntoken_hashes = ['" +
@@ -203,6 +203,16 @@ TEST_F(DaemonWatchTest, TenantsShareNothing) {
   const Finished refused = Torpor({"show", "s"});
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.err, HasSubstr("--token"));
+
+  // What concerns both is the operator's.
+  EXPECT_EQ(Torpor({"--token", "token a", "stats"}).code, 0);
+  const Finished no_operator = Torpor({"--token", "token b", "stats"});
+  EXPECT_NE(no_operator.code, 0);
+  EXPECT_THAT(no_operator.err, HasSubstr("operator = true"));
+  EXPECT_THAT(Torpor({"--token", "token a", "doctor"}).out,
+              HasSubstr("quarantined records"));
+  EXPECT_THAT(Torpor({"--token", "token b", "doctor"}).out,
+              HasSubstr("store: Stats: got tenant 2"));
 }
 
 }  // namespace

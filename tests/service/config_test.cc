@@ -90,6 +90,7 @@ name = "a"
 number = 28
 token_hashes = ["x", "y"]
 certificate_names = ["z"]
+operator = true
 [[tenant]]
 name = "b"
 number = 29
@@ -141,7 +142,9 @@ number = 29
   EXPECT_EQ(s.tenants[0].number, 28);
   EXPECT_THAT(s.tenants[0].token_hashes, ElementsAre("x", "y"));
   EXPECT_THAT(s.tenants[0].certificate_names, ElementsAre("z"));
+  EXPECT_TRUE(s.tenants[0].is_operator);
   EXPECT_EQ(s.tenants[1].number, 29);
+  EXPECT_FALSE(s.tenants[1].is_operator);
 }
 
 TEST_F(ConfigTest, ErrorsNameFileLineAndKey) {

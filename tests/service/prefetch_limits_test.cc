@@ -65,6 +65,8 @@ class TwoTenantsTest : public PrefetchTest {
  protected:
   void Configure(ServerOptions* options) override {
     options->tenants = {
+        // Registers the models.
+        {.name = "default", .is_operator = true},
         {.name = "a", .number = 1, .token_hashes = {TokenHash("a")}},
         {.name = "b", .number = 2, .token_hashes = {TokenHash("b")}}};
   }

@@ -38,6 +38,25 @@ TEST(TenantsTest, TakesTenantsThatDiffer) {
       false));
 }
 
+TEST(TenantsTest, AnOperatorIsWhoWasMadeOne) {
+  ASSERT_OK_AND_ASSIGN(const Tenants none, Tenants::Make({}, false));
+  EXPECT_TRUE(none.IsOperator(0));
+  EXPECT_FALSE(none.IsOperator(1));
+  // Whoever leaves its token out would be one.
+  ASSERT_OK_AND_ASSIGN(
+      const Tenants some,
+      Tenants::Make({{.name = "a", .number = 1},
+                     {.name = "b", .number = 2, .is_operator = true}},
+                    false));
+  EXPECT_FALSE(some.IsOperator(0));
+  EXPECT_FALSE(some.IsOperator(1));
+  EXPECT_TRUE(some.IsOperator(2));
+  ASSERT_OK_AND_ASSIGN(
+      const Tenants named,
+      Tenants::Make({{.name = "default", .is_operator = true}}, false));
+  EXPECT_TRUE(named.IsOperator(0));
+}
+
 TEST(TenantsTest, RefusesWhatTwoShare) {
   const auto make = [](TenantConfig a, TenantConfig b) {
     return Tenants::Make({std::move(a), std::move(b)}, false);

@@ -225,7 +225,8 @@ def test_tokens_are_tenants() -> None:
     config.write_text(
         "require_credential = true\n"
         + config.read_text()
-        + f'\n[[tenant]]\nname = "a"\nnumber = 1\ntoken_hashes = ["sha256:{digest}"]\n'
+        + f'\n[[tenant]]\nname = "a"\nnumber = 1\noperator = true\n'
+        + f'token_hashes = ["sha256:{digest}"]\n'
     )
     try:
         daemon.start()

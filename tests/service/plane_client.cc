@@ -88,8 +88,11 @@ absl::StatusOr<Woken> ReadShared(v1::SessionService::Stub* stub,
   while (reader->Read(&chunk)) {
     taken.Update(TakeShared(chunk, false, &ring, &woken));
     ++woken.n_messages;
+    // Damage: nothing more is wanted, and the daemon would wait for us.
+    if (absl::IsInternal(taken)) context.TryCancel();
   }
   const grpc::Status status = reader->Finish();
+  if (absl::IsInternal(taken)) return taken;
   if (!status.ok()) return FromGrpcStatus(status);
   if (!taken.ok()) return taken;
   return woken;

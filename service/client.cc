@@ -409,6 +409,10 @@ class ResumeReader {
         TORPOR_RETURN_IF_ERROR(call_.on_begin(answer_.begin));
       }
     }
+    if (!intake_.has_value()) {
+      return absl::DataLossError(
+          "resume: got an answer before the one that begins it");
+    }
     if (chunk.has_tokens()) {
       answer_.ids.insert(answer_.ids.end(), chunk.tokens().ids().begin(),
                          chunk.tokens().ids().end());

@@ -36,6 +36,7 @@ class EndedCalls : public v1::SessionService::Service {
     ++resumes_;
     v1::BeginResumeRequest request;
     v1::ResumeChunk begun;
+    if (begins_) begun.mutable_begin();
     while (stream->Read(&request)) {
       if (request.header().planes().planes().empty()) continue;
       *begun.mutable_begin()->mutable_plane() = Gone();
@@ -70,6 +71,8 @@ class EndedCalls : public v1::SessionService::Service {
   }
 
   grpc::Status resume_ = grpc::Status::OK;
+  // Whether its first answer is the one that begins it.
+  bool begins_ = true;
   int resumes_ = 0;
   std::string abandoned_;
 
@@ -132,6 +135,12 @@ TEST_F(ClientSegmentTest, AResumeSaysWhyItEndedBeforeItsSegmentWasTaken) {
 TEST_F(ClientSegmentTest, AResumeThatEndedWellWithoutItsSegmentIsAnError) {
   EXPECT_THAT(Connect(RowPlane::kSharedMemory)->Resume({}).status(),
               HasStatus(StatusCode::kNotFound, "the segment"));
+}
+
+TEST_F(ClientSegmentTest, AnAnswerBeforeTheOneThatBeginsIsRefused) {
+  calls_.begins_ = false;
+  EXPECT_THAT(Connect(RowPlane::kGrpc)->Resume({}).status(),
+              HasStatus(StatusCode::kDataLoss, "begins"));
 }
 
 TEST_F(ClientSegmentTest, AResumeGoesAgainOverGrpcWhereNobodyAnswers) {

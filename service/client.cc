@@ -231,10 +231,10 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
   }
   const auto offered =
       cuda_ == nullptr ? v1::DATA_PLANE_SHARED_MEMORY : v1::DATA_PLANE_CUDA_IPC;
-  if (choice.plane() != offered) {
-    return absl::DataLossError(absl::StrFormat(
-        "data plane: got %s, offered was %s",
-        v1::DataPlane_Name(choice.plane()), v1::DataPlane_Name(offered)));
+  if (!OffersSegment() || choice.plane() != offered) {
+    return absl::DataLossError(
+        absl::StrFormat("data plane: got %s, which was not offered",
+                        v1::DataPlane_Name(choice.plane())));
   }
   absl::StatusOr<std::unique_ptr<SegmentLink>> link =
       SegmentLink::Take(unix_path_, choice, flow, cuda_);

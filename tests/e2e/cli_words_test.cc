@@ -21,10 +21,11 @@ TEST_F(CliTest, WordsThatMeanNothing) {
   Fails({"no-such-command"}, "no-such-command");
   Fails({"stats", "--no-such-option"}, "--no-such-option");
   Fails({"--timeout", "soon", "stats"}, "soon");
-  for (const char* seconds : {"0", "-1", "nan", "1e+300"}) {
+  for (const char* seconds : {"0", "-1", "nan", "1e+300", "0.0004"}) {
     Fails({"--timeout", seconds, "stats"},
           std::string("--timeout: got ") + seconds);
   }
+  Fails({"model", "add", ""}, "model: got '', wanted a path");
   for (const char* at : {"-1", "many", "18446744073709551616"}) {
     Fails({"fork", "a", "b", "--at", at},
           std::string("got '") + at + "', wanted a whole number");

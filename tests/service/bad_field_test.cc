@@ -4,6 +4,7 @@
 // numbers and ranges that are not there, verbs that are not served.
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tests/service/service_fixture.h"
 
@@ -110,15 +111,19 @@ TEST_F(BadFieldTest, HeadersOfSuspends) {
 
 // gRPC drops an answer whose text is too long, its code as well.
 TEST_F(BadFieldTest, OfALongTextTheEndsArrive) {
-  for (const char* letter : {"m", "m\u00fc"}) {
-    std::string name;
-    while (name.size() < 100'000) name += letter;
+  // The ends are cut at every byte of a letter.
+  for (const char* letters : {"m", "\u00fc", "m\u00fc", "\u00fcm"}) {
+    std::string name = "m";
+    while (name.size() < 100'000) name += letters;
     std::vector<v1::SuspendRequest> messages =
         Messages({.session = "t", .ids = ToyIds(1, 20)});
     messages[0].mutable_header()->set_model(name);
     const auto answer = Suspend(messages);
     EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "model 'm"));
     EXPECT_THAT(answer, HasStatus(StatusCode::kNotFound, "registered are: "));
+    // Which refuses what is no UTF-8.
+    EXPECT_NO_THROW(
+        nlohmann::json(std::string(answer.status().message())).dump());
   }
 }
 

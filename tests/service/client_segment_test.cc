@@ -38,7 +38,7 @@ class EndedCalls : public v1::SessionService::Service {
     v1::ResumeChunk begun;
     if (begins_) begun.mutable_begin();
     while (stream->Read(&request)) {
-      if (request.header().planes().planes().empty()) continue;
+      if (!unasked_ && request.header().planes().planes().empty()) continue;
       *begun.mutable_begin()->mutable_plane() = Gone();
     }
     stream->Write(begun);
@@ -73,13 +73,16 @@ class EndedCalls : public v1::SessionService::Service {
   grpc::Status resume_ = grpc::Status::OK;
   // Whether its first answer is the one that begins it.
   bool begins_ = true;
+  // Whether it answers with a segment where none was offered; of which plane.
+  bool unasked_ = false;
+  v1::DataPlane plane_ = v1::DATA_PLANE_SHARED_MEMORY;
   int resumes_ = 0;
   std::string abandoned_;
 
  private:
-  static v1::DataPlaneChoice Gone() {
+  v1::DataPlaneChoice Gone() const {
     v1::DataPlaneChoice choice;
-    choice.set_plane(v1::DATA_PLANE_SHARED_MEMORY);
+    choice.set_plane(plane_);
     choice.set_nonce(std::string(16, 'x'));
     choice.set_segment_bytes(1 << 20);
     return choice;
@@ -141,6 +144,20 @@ TEST_F(ClientSegmentTest, AnAnswerBeforeTheOneThatBeginsIsRefused) {
   calls_.begins_ = false;
   EXPECT_THAT(Connect(RowPlane::kGrpc)->Resume({}).status(),
               HasStatus(StatusCode::kDataLoss, "begins"));
+}
+
+TEST_F(ClientSegmentTest, APlaneThatWasNotOfferedIsRefused) {
+  calls_.unasked_ = true;
+  EXPECT_THAT(Connect(RowPlane::kGrpc)->Resume({}).status(),
+              HasStatus(StatusCode::kDataLoss, "SHARED_MEMORY"));
+  EXPECT_EQ(calls_.resumes_, 1);
+  calls_.plane_ = v1::DATA_PLANE_CUDA_IPC;
+  for (const RowPlane plane : {RowPlane::kSharedMemory, RowPlane::kAuto}) {
+    EXPECT_THAT(Connect(plane)->Resume({}).status(),
+                HasStatus(StatusCode::kDataLoss, "CUDA_IPC"));
+  }
+  // kAuto tried once more, without an offer.
+  EXPECT_EQ(calls_.resumes_, 4);
 }
 
 TEST_F(ClientSegmentTest, AResumeGoesAgainOverGrpcWhereNobodyAnswers) {

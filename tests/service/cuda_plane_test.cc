@@ -204,19 +204,29 @@ TEST_F(CudaPlaneTest, FallsToTheNextPlaneAndSaysWhy) {
   expect("", OfferOf({kFd}), {"disabled by plane.device_bytes"});
 }
 
+// However often it is named, a plane or a kind is tried once.
+TEST_F(CudaPlaneTest, ALongOfferIsNoMoreWork) {
+  ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
+  fake_cuda::Behave("out_of_memory");
+  const std::string once = Choose(OfferOf({kFd, kLegacy})).reason();
+  v1::DataPlaneOffer offer = OfferOf({kFd, kLegacy});
+  offer.clear_planes();
+  for (int i = 0; i < 10'000; ++i) {
+    offer.add_planes(kIpc);
+    offer.mutable_cuda()->add_handle_kinds(kFd);
+  }
+  offer.add_planes(kShm);
+  const v1::DataPlaneChoice choice = Choose(offer);
+  EXPECT_EQ(choice.plane(), kShm);
+  EXPECT_EQ(choice.reason(), once);
+}
+
 TEST_F(CudaPlaneTest, WantsAUnixSocketAndRows) {
   ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
-  v1::BeginResumeRequest message;
-  *message.mutable_header() = EngineResume("s");
-  *message.mutable_header()->mutable_planes() = OfferOf({kFd});
-  const auto stub = v1::SessionService::NewStub(grpc::CreateChannel(
-      server().addresses().back(), grpc::InsecureChannelCredentials()));
-  const auto context = NewContext();
-  v1::BeginResumeResponse begun;
-  const auto writer = stub->BeginResume(context.get(), &begun);
-  writer->Write(message);
-  writer->WritesDone();
-  ASSERT_OK(FromGrpcStatus(writer->Finish()));
+  v1::BeginResumeHeader tcp = EngineResume("s");
+  *tcp.mutable_planes() = OfferOf({kFd});
+  ASSERT_OK_AND_ASSIGN(const auto begun,
+                       BeginResumeAt(server().addresses().back(), tcp));
   EXPECT_EQ(begun.plane().plane(), v1::DATA_PLANE_GRPC);
   EXPECT_THAT(begun.plane().reason(), HasSubstr("CUDA IPC: this connection"));
   ASSERT_OK(Release(begun.lease()));
@@ -430,13 +440,7 @@ TEST_F(CudaPlaneTest, BadPositionsAreRefused) {
   for (int i = 0; i < 100; ++i) {
     std::vector<v1::PutRowsRequest> messages(1);
     for (int p = 0; p < 4; ++p) {
-      v1::RowPiece* piece = messages[0].add_pieces();
-      piece->set_slot(static_cast<uint32_t>(random() % 2));
-      piece->set_row_begin(random() % 320);
-      piece->set_n_rows(static_cast<uint32_t>(random() >> (random() % 64)));
-      piece->set_row_bytes(kToyRowBytes[piece->slot()]);
-      piece->set_position(random() >> (random() % 64));
-      piece->set_checksum(random());
+      *messages[0].add_pieces() = RandomPiece(&random);
     }
     EXPECT_FALSE(PutRaw(messages).ok());
   }

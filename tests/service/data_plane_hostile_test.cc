@@ -162,12 +162,7 @@ TEST_F(HostileTest, RandomDescriptorsNeverLeaveTheSegment) {
   for (int i = 0; i < 200; ++i) {
     std::vector<v1::PutRowsRequest> messages(1);
     for (int p = 0; p < 8; ++p) {
-      v1::RowPiece* piece = messages[0].add_pieces();
-      piece->set_slot(static_cast<uint32_t>(random() % 3));
-      piece->set_row_begin(random() % 320);
-      piece->set_n_rows(static_cast<uint32_t>(random() >> (random() % 64)));
-      piece->set_row_bytes(kToyRowBytes[piece->slot()]);
-      piece->set_position(random() >> (random() % 64));
+      *messages[0].add_pieces() = RandomPiece(&random);
     }
     // The content of a fresh segment matches no checksum.
     EXPECT_FALSE(PutRaw(messages).ok());

@@ -159,17 +159,10 @@ TEST_F(DataPlaneTest, TooManySegmentsMeansGrpcWithTheReason) {
 
 TEST_F(DataPlaneTest, TcpAndADisabledPlaneAreReasons) {
   ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
-  v1::BeginResumeRequest message;
-  *message.mutable_header() = EngineResume("s");
-  *message.mutable_header()->mutable_planes() = Offer({kShm});
-  const auto stub = v1::SessionService::NewStub(grpc::CreateChannel(
-      server().addresses().back(), grpc::InsecureChannelCredentials()));
-  const auto context = NewContext();
-  v1::BeginResumeResponse begun;
-  const auto writer = stub->BeginResume(context.get(), &begun);
-  writer->Write(message);
-  writer->WritesDone();
-  ASSERT_OK(FromGrpcStatus(writer->Finish()));
+  v1::BeginResumeHeader tcp = EngineResume("s");
+  *tcp.mutable_planes() = Offer({kShm});
+  ASSERT_OK_AND_ASSIGN(const auto begun,
+                       BeginResumeAt(server().addresses().back(), tcp));
   EXPECT_EQ(begun.plane().plane(), kGrpc);
   EXPECT_THAT(begun.plane().reason(), HasSubstr("no unix socket"));
 

@@ -2,7 +2,7 @@
 
 #include "tests/service/plane_client.h"
 
-#include <grpcpp/client_context.h>
+#include <grpcpp/grpcpp.h>
 
 #include <algorithm>
 #include <utility>
@@ -25,6 +25,35 @@ v1::DataPlaneOffer Offer(const std::vector<v1::DataPlane>& planes) {
   v1::DataPlaneOffer offer;
   for (const v1::DataPlane plane : planes) offer.add_planes(plane);
   return offer;
+}
+
+absl::StatusOr<v1::BeginResumeResponse> BeginResumeAt(
+    const std::string& address, const v1::BeginResumeHeader& header) {
+  const auto stub = v1::SessionService::NewStub(
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::BeginResumeResponse begun;
+  const auto writer = stub->BeginResume(&context, &begun);
+  v1::BeginResumeRequest message;
+  *message.mutable_header() = header;
+  writer->Write(message);
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  return begun;
+}
+
+v1::RowPiece RandomPiece(std::mt19937_64* random) {
+  const auto any = [&] { return (*random)() >> ((*random)() % 64); };
+  v1::RowPiece piece;
+  piece.set_slot(static_cast<uint32_t>((*random)() % 3));
+  piece.set_row_begin((*random)() % 320);
+  piece.set_n_rows(static_cast<uint32_t>(any()));
+  piece.set_row_bytes(kToyRowBytes[piece.slot()]);
+  piece.set_position(any());
+  piece.set_checksum((*random)());
+  return piece;
 }
 
 absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message,

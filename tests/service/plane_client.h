@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,13 @@
 namespace torpor::service {
 
 v1::DataPlaneOffer Offer(const std::vector<v1::DataPlane>& planes);
+
+// BeginResume at another address of the daemon.
+absl::StatusOr<v1::BeginResumeResponse> BeginResumeAt(
+    const std::string& address, const v1::BeginResumeHeader& header);
+
+// A description that fits nothing, of the toy model's persistent slots.
+v1::RowPiece RandomPiece(std::mt19937_64* random);
 
 // Moves the data of a message into the ring.
 absl::Status LayInto(RingProducer* ring, v1::PutRowsRequest* message,

@@ -62,8 +62,8 @@ std::optional<SuspendReceipt> Repeated(
     const std::optional<SessionManifest>& manifest, const MutateSpec& spec,
     Verb verb) {
   if (!manifest.has_value()) return std::nullopt;
-  const Operation* done = manifest->FindOperation(spec.operation_id);
-  if (done == nullptr || done->verb != verb) return std::nullopt;
+  const Operation* done = manifest->FindOperation(spec.operation_id, verb);
+  if (done == nullptr) return std::nullopt;
   return done->receipt;
 }
 

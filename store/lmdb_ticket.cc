@@ -31,8 +31,8 @@ absl::StatusOr<BeginResult> LmdbTicket::Begin(StoreCore* core,
     const absl::StatusOr<std::optional<SessionManifest>> manifest =
         FindSession(*txn, s.session);
     if (manifest.ok() && manifest->has_value()) {
-      if (const Operation* done = (*manifest)->FindOperation(s.operation_id);
-          done != nullptr && done->verb == s.verb()) {
+      if (const Operation* done =
+              (*manifest)->FindOperation(s.operation_id, s.verb())) {
         return BeginResult{nullptr, done->receipt};
       }
     }

@@ -116,9 +116,11 @@ const AttachmentRef* SessionManifest::Find(AttachmentKind kind) const {
   return it == attachments.end() ? nullptr : &*it;
 }
 
-const Operation* SessionManifest::FindOperation(std::string_view id) const {
-  const auto it = std::find_if(operations.begin(), operations.end(),
-                               [&](const Operation& o) { return o.id == id; });
+const Operation* SessionManifest::FindOperation(std::string_view id,
+                                                Verb verb) const {
+  const auto it = std::find_if(
+      operations.begin(), operations.end(),
+      [&](const Operation& o) { return o.id == id && o.verb == verb; });
   return it == operations.end() ? nullptr : &*it;
 }
 

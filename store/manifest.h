@@ -62,7 +62,9 @@ struct SessionManifest {
   std::vector<Operation> operations;
 
   [[nodiscard]] const AttachmentRef* Find(AttachmentKind kind) const;
-  [[nodiscard]] const Operation* FindOperation(std::string_view id) const;
+  // Two verbs may have taken the same id; each is an operation of its own.
+  [[nodiscard]] const Operation* FindOperation(std::string_view id,
+                                               Verb verb) const;
   // Appends, and drops the oldest beyond kOperationsKept.
   void AddOperation(Operation operation);
 };

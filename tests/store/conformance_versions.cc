@@ -233,6 +233,33 @@ TEST_P(SessionStoreConformance, ARepeatedOperationReturnsItsReceipt) {
   EXPECT_EQ(erased, erased_again);
 }
 
+TEST_P(SessionStoreConformance, VerbsThatShareAnIdEachKeepTheirOperation) {
+  Create("p", 30);
+  ASSERT_OK_AND_ASSIGN(const SuspendReceipt created,
+                       Suspend(store_, Spec("a", 0, 0, 20, "same"), 1));
+  // Repeated with the version that a second run would pass at.
+  for (const uint64_t version : {1, 2}) {
+    ASSERT_OK_AND_ASSIGN(
+        const SessionInfo info,
+        store_->Rewind({Key("a"), version, "same"}, 18 - version));
+    EXPECT_EQ(info.version, 2);
+    EXPECT_EQ(info.n_tokens, 17);
+  }
+  for (const uint64_t version : {2, 3}) {
+    ASSERT_OK_AND_ASSIGN(
+        const SessionInfo info,
+        store_->Fork({Key("p"), 0, {Key("a"), version, "same"}, 12 - version}));
+    EXPECT_EQ(info.version, 3);
+    EXPECT_EQ(info.n_tokens, 10);
+  }
+  ASSERT_OK_AND_ASSIGN(const BeginResult again,
+                       store_->Begin(Spec("a", 3, 10, 5, "same")));
+  ASSERT_TRUE(again.receipt.has_value());
+  EXPECT_EQ(again.receipt->version, created.version);
+  ASSERT_OK(store_->Erase({Key("a"), 3, "same"}));
+  ASSERT_OK(store_->Erase({Key("a"), 3, "same"}));
+}
+
 TEST_P(SessionStoreConformance, ARecreatedSessionNeverReusesAVersion) {
   Create("a", 5);
   ASSERT_OK(Suspend(store_, Spec("a", 1, 5, 5, "second"), 1));

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -37,6 +38,19 @@ constexpr uint64_t kDefaultMapCap = uint64_t{4} << 30;
 #else
 constexpr uint64_t kDefaultMapCap = uint64_t{1} << 46;
 #endif
+
+constexpr uintptr_t kMemoryPage = 4096;
+
+// The pages of the map that a value lies on.
+struct Pages {
+  uintptr_t begin;
+  uintptr_t end;
+};
+Pages PagesOf(std::span<const uint8_t> value) {
+  const auto first = reinterpret_cast<uintptr_t>(value.data());
+  return {first & ~(kMemoryPage - 1),
+          (first + value.size() + kMemoryPage - 1) & ~(kMemoryPage - 1)};
+}
 
 absl::Status SyncDirectory(const std::filesystem::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -423,13 +437,30 @@ EnvInfo Env::ReadInfo() const {
           .readers = info.me_numreaders};
 }
 
+bool Env::Resident(std::span<const uint8_t> value) {
+  constexpr uintptr_t kPages = 256;
+  std::array<uint8_t, kPages> resident;
+  const Pages pages = PagesOf(value);
+  for (uintptr_t at = pages.begin; at < pages.end; at += kPages * kMemoryPage) {
+    const uintptr_t n = std::min((pages.end - at) / kMemoryPage, kPages);
+    // Fails only where nothing is mapped.
+    if (mincore(reinterpret_cast<void*>(at), n * kMemoryPage,
+                resident.data()) != 0 ||
+        !std::all_of(resident.begin(),
+                     resident.begin() + static_cast<ptrdiff_t>(n),
+                     [](uint8_t page) { return (page & 1) != 0; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void Env::WillNeed(std::span<const uint8_t> value) {
-  if (value.empty()) return;
-  constexpr uintptr_t kMask = 4096 - 1;
-  const auto begin = reinterpret_cast<uintptr_t>(value.data()) & ~kMask;
-  const auto end = reinterpret_cast<uintptr_t>(value.data()) + value.size();
+  const Pages pages = PagesOf(value);
+  if (pages.begin == pages.end) return;
   // Only a hint: its failure changes nothing but the speed.
-  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+  (void)madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin,
+                MADV_WILLNEED);
 }
 
 }  // namespace torpor::store

@@ -172,6 +172,9 @@ class Env {
   // Tells the kernel that a value is about to be read. The map is opened
   // without read-ahead, so a cold read without this is page by page.
   static void WillNeed(std::span<const uint8_t> value);
+  // Whether all of it is in memory already, so that WillNeed would only look up
+  // each page in the page cache: a quarter of the time of a hot read.
+  static bool Resident(std::span<const uint8_t> value);
 
  private:
   friend class ReadView;

@@ -457,7 +457,7 @@ void LmdbLease::HintPrefixes() {
 }
 
 void LmdbLease::HintSections(uint32_t slot, uint64_t first_token) {
-  std::vector<RecordNumber> wanted;
+  std::vector<size_t> wanted;
   {
     MutexLock lock(&mu_);
     if (hinted_.empty()) hinted_.resize(layout_.slots.size());
@@ -475,10 +475,12 @@ void LmdbLease::HintSections(uint32_t slot, uint64_t first_token) {
         continue;
       }
       hinted = index + 1;
-      wanted.push_back(it->number);
+      wanted.push_back(index);
     }
   }
-  for (const RecordNumber number : wanted) {
+  for (const size_t index : wanted) {
+    if (Resident(index)) continue;
+    const RecordNumber number = links_[index].number;
     const auto header = Header(number);
     if (!header.ok()) continue;  // The read itself will say so.
     const SectionEntry* section = (*header)->Find(SectionKind::kRows, slot);
@@ -486,6 +488,19 @@ void LmdbLease::HintSections(uint32_t slot, uint64_t first_token) {
     core_->reader.WillNeed(number, section->offset,
                            section->offset + section->bytes);
   }
+}
+
+bool LmdbLease::Resident(size_t index) {
+  {
+    MutexLock lock(&mu_);
+    if (resident_.empty()) resident_.resize(links_.size());
+    if (resident_[index].has_value()) return *resident_[index];
+  }
+  const bool resident =
+      core_->reader.Resident(links_[index].number, links_[index].record_bytes);
+  MutexLock lock(&mu_);
+  resident_[index] = resident;
+  return resident;
 }
 
 }  // namespace torpor::store

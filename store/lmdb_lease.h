@@ -74,6 +74,8 @@ class LmdbLease final : public SessionLease {
   // a slot from `first_token` on, a bounded way ahead.
   void HintPrefixes();
   void HintSections(uint32_t slot, uint64_t first_token);
+  // Whether the record of links_[index] was in memory when it was first wanted.
+  bool Resident(size_t index);
   absl::StatusOr<std::shared_ptr<const RecordHeader>> Header(
       RecordNumber number);
   // The wanted part of one section into `out`; damage is quarantined.
@@ -98,6 +100,8 @@ class LmdbLease final : public SessionLease {
   size_t header_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // Per slot, links below this were hinted.
   std::vector<size_t> hinted_ ABSL_GUARDED_BY(mu_);
+  // Per link, once asked.
+  std::vector<std::optional<bool>> resident_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace torpor::store

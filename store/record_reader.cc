@@ -80,21 +80,35 @@ absl::StatusOr<std::vector<uint8_t>> RecordReader::ReadSection(
   return bytes;
 }
 
-void RecordReader::WillNeed(RecordNumber number, uint64_t begin,
-                            uint64_t end) const {
+bool RecordReader::ForEachPart(
+    RecordNumber number, uint64_t begin, uint64_t end,
+    const std::function<bool(std::span<const uint8_t>)>& take) const {
   const absl::StatusOr<std::unique_ptr<ReadTxn>> txn = env_->BeginRead();
-  if (!txn.ok()) return;
+  if (!txn.ok()) return false;
   for (uint64_t at = begin; at < end;) {
     const auto part = static_cast<uint32_t>(at / kPartBytes);
     const size_t inside = at % kPartBytes;
     const uint64_t n = std::min<uint64_t>(end - at, kPartBytes - inside);
     const auto value = (*txn)->Get(Table::kParts, PartKey(number, part));
-    if (!value.ok() || !value->has_value() || (*value)->size() < inside + n) {
-      return;
+    if (!value.ok() || !value->has_value() || (*value)->size() < inside + n ||
+        !take((*value)->subspan(inside, n))) {
+      return false;
     }
-    Env::WillNeed((*value)->subspan(inside, n));
     at += n;
   }
+  return true;
+}
+
+void RecordReader::WillNeed(RecordNumber number, uint64_t begin,
+                            uint64_t end) const {
+  ForEachPart(number, begin, end, [](std::span<const uint8_t> part) {
+    Env::WillNeed(part);
+    return true;
+  });
+}
+
+bool RecordReader::Resident(RecordNumber number, uint64_t record_bytes) const {
+  return ForEachPart(number, 0, record_bytes, Env::Resident);
 }
 
 }  // namespace torpor::store

@@ -8,6 +8,7 @@
 #define TORPOR_STORE_RECORD_READER_H_
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -36,8 +37,16 @@ class RecordReader {
 
   // Hints that a byte range of a record is about to be read.
   void WillNeed(RecordNumber number, uint64_t begin, uint64_t end) const;
+  // Whether all of a record is in memory.
+  [[nodiscard]] bool Resident(RecordNumber number, uint64_t record_bytes) const;
 
  private:
+  // Bytes [begin, end) of a record, part by part, while `take` wants more;
+  // whether it took all.
+  bool ForEachPart(
+      RecordNumber number, uint64_t begin, uint64_t end,
+      const std::function<bool(std::span<const uint8_t>)>& take) const;
+
   Env* const env_;
 };
 

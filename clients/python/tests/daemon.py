@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -38,6 +39,17 @@ class Daemon:
         self.listen = [f"unix://{self.dir}/run/s"]
         self._process: subprocess.Popen[bytes] | None = None
         self._connected: list[torpor.Client] = []
+
+    def only_tenants(self, operator: str, **others: str) -> None:
+        """Wants a token of every call: the operator's, or another tenant's."""
+        config = self.dir / "torpord.toml"
+        text = "require_credential = true\n" + config.read_text()
+        for number, (name, token) in enumerate({"op": operator, **others}.items(), 1):
+            digest = hashlib.sha256(token.encode()).hexdigest()
+            text += f'\n[[tenant]]\nname = "{name}"\nnumber = {number}\n'
+            text += f'operator = {"true" if number == 1 else "false"}\n'
+            text += f'token_hashes = ["sha256:{digest}"]\n'
+        config.write_text(text)
 
     @property
     def address(self) -> str:

@@ -185,7 +185,7 @@ def test_a_static_cache_is_filled_in_place(daemon: Daemon) -> None:
 
 def test_a_directory_of_another_model(daemon: Daemon, tmp_path: Path) -> None:
     tiny.tiny_model("gemma3", sliding_window=2 * WINDOW).save_pretrained(tmp_path)
-    with pytest.raises(torpor.FailedPrecondition, match="directory: its slot 0"):
+    with pytest.raises(torpor.FailedPrecondition, match="registered layout: its slot 0"):
         hf.register(
             daemon.connect(), tiny.tiny_model("gemma3"), "tiny", directory=tmp_path
         )

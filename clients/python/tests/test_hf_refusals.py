@@ -331,3 +331,29 @@ def test_the_digest_is_of_weights_and_rope(daemon: Daemon, tmp_path: Path) -> No
     rope = {"rope_type": "default", "rope_theta": 5000.0}
     with pytest.raises(torpor.AlreadyExists, match="rope"):
         hf.register(client, tiny.tiny_model("llama", rope_parameters=rope), "m")
+
+
+def test_a_tenant_takes_what_an_operator_registered() -> None:
+    daemon = Daemon()
+    daemon.only_tenants(operator="secret", a="token of a")
+    model = tiny.tiny_model("gemma3")
+    try:
+        daemon.start()
+        tenant = daemon.connect(token="token of a")
+        with pytest.raises(torpor.PermissionDenied, match="operator"):
+            hf.register(tenant, model, "tiny")
+        hf.register(daemon.connect(token="secret"), model, "tiny")
+        one = tiny.slept(model, 5, steps=1)
+        hf.register(tenant, model, "tiny").suspend(one.cache, one.ids, "s")
+        awake = hf.register(tenant, copy.deepcopy(model), "tiny").resume("s")
+        tiny.same_caches(awake.cache, one.cache)
+        # Neither other weights, nor other rows, under that name.
+        torch.manual_seed(9)
+        other = transformers.AutoModelForCausalLM.from_config(model.config)
+        with pytest.raises(torpor.FailedPrecondition, match="fingerprint.weights"):
+            hf.register(tenant, other.eval(), "tiny")
+        half = tiny.tiny_model("gemma3", torch.bfloat16)
+        with pytest.raises(torpor.FailedPrecondition, match="fingerprint.kv_dtype"):
+            hf.register(tenant, half, "tiny", directory="anything")
+    finally:
+        daemon.close()

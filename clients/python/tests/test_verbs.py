@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import socket
 import subprocess
@@ -219,15 +218,8 @@ def test_missing_rows_are_named(client: torpor.Client) -> None:
 
 
 def test_tokens_are_tenants() -> None:
-    digest = hashlib.sha256(b"secret").hexdigest()
     daemon = Daemon()
-    config = daemon.dir / "torpord.toml"
-    config.write_text(
-        "require_credential = true\n"
-        + config.read_text()
-        + f'\n[[tenant]]\nname = "a"\nnumber = 1\noperator = true\n'
-        + f'token_hashes = ["sha256:{digest}"]\n'
-    )
+    daemon.only_tenants(operator="secret")
     try:
         daemon.start()
         client = daemon.connect(token="secret")

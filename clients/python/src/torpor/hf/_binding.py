@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -318,22 +318,48 @@ def register(
     on the daemon's host, those that `model` has) the daemon can replay it, where
     it knows the family; without, the weights are hashed here, and sessions wake
     from a snapshot or by the engine's replay. Runs one token to see the cache.
+
+    A tenant that is no operator may not register; it gets the model that an
+    operator registered under `name`, if layout, dtype and, without `directory`,
+    weights and rope are those of `model`. FailedPrecondition names what differs,
+    PermissionDenied stands where there is none.
     """
     layout = _layout.layout_of(model)
     kv_dtype = _layout.dtype_name(model.dtype)
     if directory is not None:
-        registered = client.models.register(
-            name, directory=directory, kv_dtype=kv_dtype, timeout=timeout
-        )
-        _layout.check_same(registered.layout, layout)
+        # Its files say what the weights are.
+        wanted = Fingerprint(kv_dtype=kv_dtype)
+        source: dict[str, Any] = {"directory": directory, "kv_dtype": kv_dtype}
     else:
-        registered = client.models.register(
-            name,
-            layout=layout,
-            fingerprint=Fingerprint(
-                weights=weights_digest(model), kv_dtype=kv_dtype, rope=_rope(model)
-            ),
-            timeout=timeout,
+        wanted = Fingerprint(
+            weights=weights_digest(model), kv_dtype=kv_dtype, rope=_rope(model)
         )
+        source = {"layout": layout, "fingerprint": wanted}
+    try:
+        registered = client.models.register(name, timeout=timeout, **source)
+    except errors.PermissionDenied as denied:
+        registered = _registered_before(client, name, wanted, denied, timeout)
+    _layout.check_same(registered.layout, layout)
     _inputs.watch(model)
     return Binding(client, model, registered)
+
+
+def _registered_before(
+    client: Client,
+    name: str,
+    wanted: Fingerprint,
+    denied: errors.PermissionDenied,
+    timeout: float | None,
+) -> Model:
+    try:
+        registered = client.models.describe(name, timeout=timeout)
+    except errors.NotFound:
+        raise denied from None
+    for field, want in asdict(wanted).items():
+        got = getattr(registered.fingerprint, field)
+        if want and got != want:
+            raise errors.FailedPrecondition(
+                f"model '{name}': fingerprint.{field}: an operator registered "
+                f"{got!r}, this model has {want!r}"
+            )
+    return registered

@@ -115,7 +115,7 @@ def _slot(layer: int, part: str, held: torch.Tensor, window: int) -> Slot:
 
 
 def check_same(registered: Layout, of_model: Layout) -> None:
-    """FailedPrecondition when the daemon read another model from its directory."""
+    """FailedPrecondition when what the daemon registered is another model."""
 
     def parts(s: Slot) -> tuple[object, ...]:
         return s.name, s.kind.name, s.owner_layer, s.row_bytes, s.window, s.format
@@ -128,6 +128,6 @@ def check_same(registered: Layout, of_model: Layout) -> None:
             min(len(got), len(wanted)),
         )
         raise errors.FailedPrecondition(
-            f"directory: its slot {at} is {got[at:at + 1]}, the model's is "
+            f"registered layout: its slot {at} is {got[at:at + 1]}, the model's is "
             f"{wanted[at:at + 1]}"
         )

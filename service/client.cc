@@ -117,18 +117,13 @@ std::string NewOperationId() {
   return absl::BytesToHexString(absl::string_view(raw.data(), raw.size()));
 }
 
-Client::Client(ClientOptions options)
-    : options_(std::move(options)), unix_path_(UnixPathOf(options_.address)) {}
+Client::Client(ClientOptions options) : options_(std::move(options)) {}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(
     const ClientOptions& options) {
   std::unique_ptr<Client> client(new Client(options));
-  if (options.plane == RowPlane::kCudaIpc) {
-    TORPOR_ASSIGN_OR_RETURN(const kernels::CudaDriver driver,
-                            kernels::CudaDriver::Load());
-    TORPOR_ASSIGN_OR_RETURN(client->cuda_,
-                            kernels::CudaContext::OpenFirst(driver));
-  }
+  TORPOR_ASSIGN_OR_RETURN(client->planes_,
+                          ClientPlanes::Make(options.plane, options.address));
   std::shared_ptr<grpc::ChannelCredentials> credentials =
       grpc::InsecureChannelCredentials();
   if (!options.tls_ca.empty()) {
@@ -192,63 +187,13 @@ absl::Status Client::CheckHealth(const std::string& service) {
       "%s: not serving", service.empty() ? options_.address : service));
 }
 
-// ---- data planes ----------------------------------------------------------
-
-bool Client::WantsSegment() const {
-  return options_.plane == RowPlane::kSharedMemory ||
-         options_.plane == RowPlane::kCudaIpc;
-}
-
-bool Client::OffersSegment() const {
-  return WantsSegment() || (options_.plane == RowPlane::kAuto &&
-                            !unix_path_.empty() && !unreachable_.load());
-}
-
-v1::DataPlaneOffer Client::Offer() const {
-  v1::DataPlaneOffer offer;
-  if (cuda_ == nullptr) {
-    offer.add_planes(v1::DATA_PLANE_SHARED_MEMORY);
-    return offer;
-  }
-  offer.add_planes(v1::DATA_PLANE_CUDA_IPC);
-  const auto& uuid = cuda_->gpu().bytes;
-  offer.mutable_cuda()->set_gpu_uuid(std::string(uuid.begin(), uuid.end()));
-  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_FD);
-  offer.mutable_cuda()->add_handle_kinds(v1::CUDA_HANDLE_KIND_LEGACY);
-  return offer;
-}
-
-absl::StatusOr<std::unique_ptr<SegmentLink>> Client::TakeSegment(
-    const v1::DataPlaneChoice& choice, Flow flow) {
-  if (choice.nonce().empty()) {
-    if (WantsSegment()) {
-      return absl::FailedPreconditionError(
-          choice.reason().empty()
-              ? "data plane: this daemon does not negotiate it"
-              : choice.reason());
-    }
-    return std::unique_ptr<SegmentLink>();
-  }
-  const auto offered =
-      cuda_ == nullptr ? v1::DATA_PLANE_SHARED_MEMORY : v1::DATA_PLANE_CUDA_IPC;
-  if (!OffersSegment() || choice.plane() != offered) {
-    return absl::DataLossError(
-        absl::StrFormat("data plane: got %s, which was not offered",
-                        v1::DataPlane_Name(choice.plane())));
-  }
-  absl::StatusOr<std::unique_ptr<SegmentLink>> link =
-      SegmentLink::Take(unix_path_, choice, flow, cuda_);
-  // The socket answers, and only this segment is gone.
-  const bool gone = absl::IsNotFound(link.status());
-  if (!WantsSegment() && !link.ok() && !gone) unreachable_.store(true);
-  return link;
-}
-
 // ---- suspend --------------------------------------------------------------
 
 absl::StatusOr<v1::SuspendReceipt> Client::Suspend(const SuspendCall& call) {
-  const bool worth = BytesOf(call) >= kWorthSharing || WantsSegment();
-  return worth && OffersSegment() ? SuspendInParts(call) : SuspendInOne(call);
+  planes_->Reap();
+  const bool worth = BytesOf(call) >= kWorthSharing || planes_->WantsSegment();
+  return worth && planes_->OffersSegment() ? SuspendInParts(call)
+                                           : SuspendInOne(call);
 }
 
 absl::StatusOr<v1::SuspendReceipt> Client::SuspendInOne(
@@ -294,13 +239,13 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInOne(
 }
 
 absl::StatusOr<v1::BeginSuspendResponse> Client::BeginSuspend(
-    const SuspendCall& call) {
+    const SuspendCall& call, const v1::DataPlaneOffer& planes) {
   const auto context = Context();
   v1::BeginSuspendResponse response;
   const auto writer = sessions_->BeginSuspend(context.get(), &response);
   v1::BeginSuspendRequest message;
   *message.mutable_header() = call.header;
-  *message.mutable_header()->mutable_planes() = Offer();
+  *message.mutable_header()->mutable_planes() = planes;
   bool writing = writer->Write(message);
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     *message.mutable_tokens() = ChunkOf(
@@ -349,8 +294,9 @@ absl::Status Client::PutRows(const SuspendCall& call,
 
 absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
     const SuspendCall& call) {
+  ClientPlanes::Offer offer = planes_->MakeOffer(Flow::kToServer);
   TORPOR_ASSIGN_OR_RETURN(const v1::BeginSuspendResponse begun,
-                          BeginSuspend(call));
+                          BeginSuspend(call, offer.message));
   if (begun.has_receipt()) return begun.receipt();
   const auto abandon = [&](const absl::Status& why) {
     v1::AbandonSuspendRequest request;
@@ -359,12 +305,12 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
         .IgnoreError();
     return why;
   };
-  const absl::StatusOr<std::unique_ptr<SegmentLink>> link =
-      TakeSegment(begun.plane(), Flow::kToServer);
+  absl::StatusOr<std::unique_ptr<SegmentLink>> link =
+      planes_->Take(begun.plane(), Flow::kToServer, std::move(offer));
   if (!link.ok()) {
     const absl::Status why = abandon(link.status());
     // Nothing was sent.
-    if (!WantsSegment()) return SuspendInOne(call);
+    if (!planes_->WantsSegment()) return SuspendInOne(call);
     return why;
   }
   if (absl::Status s = PutRows(call, begun, link->get()); !s.ok()) {
@@ -376,13 +322,15 @@ absl::StatusOr<v1::SuspendReceipt> Client::SuspendInParts(
   commit.set_client_state(call.client_state);
   auto receipt = Unary(*sessions_, &v1::SessionService::Stub::Commit, commit);
   if (!receipt.ok()) return abandon(receipt.status());
+  planes_->Keep(*std::move(link));
   return receipt;
 }
 
 // ---- resume ---------------------------------------------------------------
 
 absl::StatusOr<ResumeAnswer> Client::Resume(const ResumeCall& call) {
-  return ResumeOnce(call, OffersSegment());
+  planes_->Reap();
+  return ResumeOnce(call, planes_->OffersSegment());
 }
 
 // One Resume stream as its messages come.
@@ -426,6 +374,8 @@ class ResumeReader {
   }
 
   ResumeAnswer& answer() { return answer_; }
+  // When nothing is read any more.
+  std::unique_ptr<SegmentLink> TakeLink() { return std::move(link_); }
 
  private:
   const ResumeCall& call_;
@@ -449,7 +399,11 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
               context.get()));
   v1::BeginResumeRequest message;
   *message.mutable_header() = call.header;
-  if (offer_segment) *message.mutable_header()->mutable_planes() = Offer();
+  ClientPlanes::Offer offer;
+  if (offer_segment) {
+    offer = planes_->MakeOffer(Flow::kToClient);
+    *message.mutable_header()->mutable_planes() = offer.message;
+  }
   bool writing = stream->Write(EncodeMessage(message));
   for (size_t at = 0; writing && at < call.ids.size(); at += kIdsPerMessage) {
     v1::BeginResumeRequest tokens;
@@ -461,7 +415,7 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
 
   absl::Status segment;
   ResumeReader reader(call, [&](const v1::DataPlaneChoice& choice) {
-    auto link = TakeSegment(choice, Flow::kToClient);
+    auto link = planes_->Take(choice, Flow::kToClient, std::move(offer));
     segment = link.status();
     return link;
   });
@@ -478,11 +432,13 @@ absl::StatusOr<ResumeAnswer> Client::ResumeOnce(const ResumeCall& call,
   const grpc::Status status = stream->Finish();
   if (!taken.ok() && !gone) {
     // Nothing was handed on before the segment was there.
-    const bool again = offer_segment && !segment.ok() && !WantsSegment();
+    const bool again =
+        offer_segment && !segment.ok() && !planes_->WantsSegment();
     return again ? ResumeOnce(call, false) : taken;
   }
   if (!status.ok()) return FromGrpcStatus(status);
   if (!taken.ok()) return taken;
+  planes_->Keep(reader.TakeLink());
   return std::move(reader.answer());
 }
 

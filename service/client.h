@@ -9,7 +9,6 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,23 +18,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "service/segment_link.h"
+#include "service/client_planes.h"
 #include "torpor/v1/admin_service.grpc.pb.h"
 #include "torpor/v1/model_service.grpc.pb.h"
 #include "torpor/v1/session_service.grpc.pb.h"
 
 namespace torpor::service {
-
-// How rows travel.
-enum class RowPlane {
-  // Shared memory where the daemon serves it, else gRPC.
-  kAuto,
-  kGrpc,
-  // Nothing else: kFailedPrecondition with the daemon's reason.
-  kSharedMemory,
-  // Likewise, through memory of the first GPU that this process sees.
-  kCudaIpc,
-};
 
 struct ClientOptions {
   // "unix:///path", "unix:/path" or "host:port".
@@ -142,21 +130,11 @@ class Client {
   explicit Client(ClientOptions options);
   static absl::Status Status(const grpc::Status& status);
 
-  // Whether gRPC will not do.
-  [[nodiscard]] bool WantsSegment() const;
-  // Whether calls offer a plane beside gRPC, and which.
-  [[nodiscard]] bool OffersSegment() const;
-  [[nodiscard]] v1::DataPlaneOffer Offer() const;
-  // The segment of an answer; null for gRPC, an error when a segment alone
-  // would do. kNotFound when it is gone; other errors of kAuto end its offers.
-  absl::StatusOr<std::unique_ptr<SegmentLink>> TakeSegment(
-      const v1::DataPlaneChoice& choice, Flow flow);
-
   absl::StatusOr<v1::SuspendReceipt> SuspendInOne(const SuspendCall& call);
   // Begin, rows through a segment, commit.
   absl::StatusOr<v1::SuspendReceipt> SuspendInParts(const SuspendCall& call);
   absl::StatusOr<v1::BeginSuspendResponse> BeginSuspend(
-      const SuspendCall& call);
+      const SuspendCall& call, const v1::DataPlaneOffer& planes);
   absl::Status PutRows(const SuspendCall& call,
                        const v1::BeginSuspendResponse& begun,
                        SegmentLink* link);
@@ -164,13 +142,7 @@ class Client {
                                           bool offer_segment);
 
   const ClientOptions options_;
-  // Of the daemon's socket; empty when it is none.
-  const std::string unix_path_;
-  // Its descriptor socket could not be reached, for example from a container
-  // that sees the main one only.
-  std::atomic<bool> unreachable_{false};
-  // Of kCudaIpc.
-  std::shared_ptr<const kernels::CudaContext> cuda_;
+  std::unique_ptr<ClientPlanes> planes_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::ModelService::Stub> models_;

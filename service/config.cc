@@ -212,6 +212,7 @@ absl::Status LoadConfig(const std::string& path, DaemonConfig* config) {
                           {"max_bytes", Number(&b.segments.max_bytes)},
                           {"device_bytes", Number(&b.segments.device_bytes)},
                           {"take_limit_ms", Time(&b.segments.take_limit)},
+                          {"keep_limit_ms", Time(&b.segments.keep_limit)},
                           {"stall_limit_ms", Time(&b.segments.stall_limit)}})},
        {"limits",
         section("limits", {{"calls", Number(&b.max_calls)},

@@ -65,7 +65,8 @@ absl::StatusOr<SegmentBroker::Made> Make(SegmentBroker* broker,
     return absl::FailedPreconditionError("there are no rows to carry");
   }
   if (plane == v1::DATA_PLANE_SHARED_MEMORY) {
-    return broker->Make(ask.bytes, ask.flow, ask.on_lost);
+    return broker->Make(ask.bytes, ask.flow, ask.on_lost,
+                        {.keep = ask.offer->keep(), .kept = ask.offer->kept()});
   }
   TORPOR_ASSIGN_OR_RETURN(const kernels::CudaUuid gpu,
                           GpuOf(ask.offer->cuda()));
@@ -136,6 +137,7 @@ PlaneAnswer ChoosePlane(SegmentBroker* broker, const PlaneAsk& ask) {
                                       : v1::CUDA_HANDLE_KIND_LEGACY);
     }
     choice.set_nonce(made->nonce);
+    choice.set_kept(made->nonce.empty());
     choice.set_segment(made->segment->id());
     choice.set_segment_bytes(made->segment->memory().bytes());
     answer.segment = std::move(made->segment);

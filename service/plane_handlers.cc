@@ -27,7 +27,11 @@ std::function<void(ServerSegment&)> RemoveFrom(
 v1::DataPlaneChoice Open(SegmentBroker* broker, const PlaneAsk& ask,
                          PlaneSet* planes) {
   PlaneAnswer answer = ChoosePlane(broker, ask);
-  if (answer.segment != nullptr) planes->Add(std::move(answer.segment));
+  if (answer.segment != nullptr) {
+    planes->Add(answer.segment);
+    // A kept one may have been lost already, before it was there to be removed.
+    if (answer.segment->lost()) planes->Remove(answer.segment->id());
+  }
   return std::move(answer.choice);
 }
 

@@ -372,7 +372,7 @@ RawBidi* SessionServiceImpl::Resume(grpc::CallbackServerContext* context) {
                 TORPOR_RETURN_IF_ERROR(
                     SendWindow(*lease, **window, {}, outlet));
               }
-              // The segment ends with this call.
+              // The segment ends with this call, or serves another.
               TORPOR_RETURN_IF_ERROR(outlet->Drain());
               v1::ResumeChunk last;
               *last.mutable_receipt() = lease->Receipt();

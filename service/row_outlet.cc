@@ -13,10 +13,10 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// A message costs some 50 us however little it says, the bytes of a batch some
-// hundred: enough batches in the ring that both sides always have one.
-constexpr uint64_t kMostBatchBytes = uint64_t{1} << 20;
-constexpr uint64_t kBatchesInRing = 4;
+// A message costs both sides some 50 us however little it says: few of them,
+// and one batch for each side to work on.
+constexpr uint64_t kMostBatchBytes = uint64_t{4} << 20;
+constexpr uint64_t kBatchesInRing = 2;
 constexpr size_t kMostPieces = 1024;
 
 }  // namespace

@@ -21,6 +21,8 @@
 #include "service/cuda_contexts.h"
 #include "service/device_segment.h"
 #include "service/fd_socket.h"
+#include "service/segment_budget.h"
+#include "service/segment_table.h"
 #include "service/shm_segment.h"
 
 namespace torpor::service {
@@ -66,6 +68,7 @@ absl::Status SegmentOptions::Validate() const {
   }
   for (const auto& [name, limit] :
        {std::pair{"plane.take_limit_ms", take_limit},
+        std::pair{"plane.keep_limit_ms", keep_limit},
         std::pair{"plane.stall_limit_ms", stall_limit}}) {
     if (limit.count() == 0) {
       return absl::InvalidArgumentError(
@@ -85,13 +88,6 @@ struct ServerSegment::Shared {
         device(std::make_shared<SegmentBudget>(o.device_bytes,
                                                "plane.device_bytes")) {}
 
-  // A segment that waits for its client.
-  struct Offered {
-    std::weak_ptr<ServerSegment> segment;
-    std::function<void(ServerSegment&)> on_lost;
-    SteadyClock::time_point deadline;
-  };
-
   [[nodiscard]] absl::Status CheckServes() const {
     MutexLock lock(&mu);
     if (listening && !stopping) return absl::OkStatus();
@@ -109,21 +105,34 @@ struct ServerSegment::Shared {
   bool stopping ABSL_GUARDED_BY(mu) = false;
   std::vector<UniqueFd> new_listeners ABSL_GUARDED_BY(mu);
   bool listening ABSL_GUARDED_BY(mu) = false;
-  std::map<std::string, Offered> offered ABSL_GUARDED_BY(mu);
+  SegmentTable table;
   const std::shared_ptr<SegmentBudget> shared_memory;
   const std::shared_ptr<SegmentBudget> device;
   CudaContexts cuda;
 };
 
 ServerSegment::ServerSegment(std::shared_ptr<Shared> shared,
-                             std::shared_ptr<Charged> memory, std::string id)
+                             std::shared_ptr<ChargedSegment> memory,
+                             std::string nonce, bool keep, OnLost on_lost)
     : shared_(std::move(shared)),
       memory_(std::move(memory)),
-      id_(std::move(id)) {}
+      nonce_(std::move(nonce)),
+      id_(absl::BytesToHexString(RandomBytes(8))),
+      keep_(keep),
+      on_lost_(std::move(on_lost)) {}
 
 ServerSegment::~ServerSegment() {
-  // Its connection is closed by the thread.
+  shared_->table.Free(nonce_, std::move(memory_), keep_,
+                      SteadyClock::now() + shared_->options.keep_limit);
+  // The thread looks after its connection.
   shared_->Wake();
+}
+
+Segment& ServerSegment::memory() { return *memory_->segment; }
+
+void ServerSegment::Lose() {
+  lost_.store(true);
+  if (on_lost_) on_lost_(*this);
 }
 
 std::chrono::milliseconds ServerSegment::stall_limit() const {
@@ -141,30 +150,28 @@ class SegmentBroker::Loop {
     while (Wait()) {
       Accept();
       Greet();
+      Expire();
       Watch();
-      ExpireOffers();
     }
   }
 
  private:
-  using Offered = ServerSegment::Shared::Offered;
   struct Greeting {
     UniqueFd fd;
     SteadyClock::time_point deadline;
     std::string said;
     bool done = false;
   };
+  // A client's hold on a segment.
   struct Holding {
     UniqueFd fd;
-    std::weak_ptr<ServerSegment> segment;
-    std::function<void(ServerSegment&)> on_lost;
-    // That is to stay until the client closes the connection; else null.
-    std::shared_ptr<ServerSegment::Charged> kept;
+    std::string nonce;
   };
 
   // Until something happens or is due; false to stop.
   bool Wait() {
-    SteadyClock::time_point due = SteadyClock::now() + std::chrono::hours(1);
+    SteadyClock::time_point due =
+        shared_->table.Due(SteadyClock::now() + std::chrono::hours(1));
     {
       MutexLock lock(&shared_->mu);
       if (shared_->stopping) return false;
@@ -172,9 +179,6 @@ class SegmentBroker::Loop {
         listeners_.push_back(std::move(fd));
       }
       shared_->new_listeners.clear();
-      for (const auto& [nonce, offered] : shared_->offered) {
-        due = std::min(due, offered.deadline);
-      }
     }
     std::vector<pollfd> fds = {{shared_->wake.get(), POLLIN, 0}};
     if (SteadyClock::now() < accept_after_) {
@@ -251,70 +255,49 @@ class SegmentBroker::Loop {
                       {});
       return;
     }
-    std::optional<Offered> offered;
-    {
-      MutexLock lock(&shared_->mu);
-      const auto it = shared_->offered.find(g->said);
-      if (it != shared_->offered.end()) {
-        offered = std::move(it->second);
-        shared_->offered.erase(it);
-      }
-    }
-    const std::shared_ptr<ServerSegment> segment =
-        offered.has_value() ? offered->segment.lock() : nullptr;
-    if (segment == nullptr || SteadyClock::now() >= offered->deadline) {
+    std::shared_ptr<ServerSegment> segment = shared_->table.Take(g->said);
+    if (segment == nullptr) {
       SendDescriptors(g->fd.get(),
                       static_cast<uint8_t>(absl::StatusCode::kNotFound), {});
-      if (segment != nullptr) Lose(segment, offered->on_lost);
       return;
     }
-    if (!SendDescriptors(g->fd.get(), 0, segment->memory().descriptors())) {
-      Lose(segment, offered->on_lost);
+    // From here on the client may see the owner end: it must not end later,
+    // with a reference of ours.
+    const std::shared_ptr<ChargedSegment> memory = segment->memory_;
+    segment.reset();
+    if (!SendDescriptors(g->fd.get(), 0, memory->segment->descriptors())) {
+      Drop(g->said);
       return;
     }
-    holding_.push_back(
-        {std::move(g->fd), segment, std::move(offered->on_lost),
-         segment->memory().outlives_owner() ? segment->memory_ : nullptr});
+    holding_.push_back({std::move(g->fd), g->said});
   }
 
-  // Connections that ended, and those whose segment was freed.
+  void Expire() {
+    for (const auto& untaken : shared_->table.Expire(SteadyClock::now())) {
+      untaken->Lose();
+    }
+  }
+
+  // Connections that ended, and those whose segment is gone.
   void Watch() {
-    std::erase_if(holding_, [&](Holding& h) {
-      const std::shared_ptr<ServerSegment> segment = h.segment.lock();
-      if (segment == nullptr && h.kept != nullptr) {
+    std::erase_if(holding_, [&](const Holding& h) {
+      const SegmentTable::State state = shared_->table.Look(h.nonce);
+      if (state == SegmentTable::State::kUntilClosed) {
         // Tells the client, which answers by closing its end.
         shutdown(h.fd.get(), SHUT_WR);
-      } else if (segment == nullptr) {
-        return true;
       }
-      if (!HungUp(h.fd.get())) return false;
-      if (segment != nullptr) Lose(segment, h.on_lost);
+      if (state != SegmentTable::State::kGone && !HungUp(h.fd.get())) {
+        return false;
+      }
+      Drop(h.nonce);
       return true;
     });
   }
 
-  void ExpireOffers() {
-    std::vector<Offered> expired;
-    {
-      MutexLock lock(&shared_->mu);
-      const auto now = SteadyClock::now();
-      std::erase_if(shared_->offered, [&](auto& entry) {
-        if (now < entry.second.deadline) return false;
-        expired.push_back(std::move(entry.second));
-        return true;
-      });
-    }
-    for (Offered& offered : expired) {
-      if (const auto segment = offered.segment.lock()) {
-        Lose(segment, offered.on_lost);
-      }
-    }
-  }
-
-  static void Lose(const std::shared_ptr<ServerSegment>& segment,
-                   const std::function<void(ServerSegment&)>& on_lost) {
-    segment->lost_.store(true);
-    if (on_lost) on_lost(*segment);
+  // Nobody holds it any more.
+  void Drop(const std::string& nonce) {
+    const std::shared_ptr<ServerSegment> owner = shared_->table.Drop(nonce);
+    if (owner != nullptr) owner->Lose();
   }
 
   const std::shared_ptr<ServerSegment::Shared> shared_;
@@ -351,7 +334,8 @@ absl::Status SegmentBroker::Listen(const std::string& path) {
 }
 
 absl::StatusOr<SegmentBroker::Made> SegmentBroker::Make(
-    uint64_t wanted, Flow flow, std::function<void(ServerSegment&)> on_lost) {
+    uint64_t wanted, Flow flow, std::function<void(ServerSegment&)> on_lost,
+    const Keeping& keeping) {
   const SegmentOptions& options = shared_->options;
   if (!options.enabled) {
     return absl::UnavailableError("disabled by plane.shared_memory");
@@ -362,11 +346,33 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::Make(
       kGranularity * kGranularity;
   const uint64_t bytes =
       std::clamp(rounded, kLeastBytes, options.segment_bytes);
-  auto charged = std::make_shared<ServerSegment::Charged>();
-  TORPOR_ASSIGN_OR_RETURN(charged->charge,
-                          SegmentBudget::Take(shared_->shared_memory, bytes));
+  if (!keeping.kept.empty()) {
+    std::shared_ptr<ServerSegment> kept = shared_->table.Reuse(
+        keeping.kept, flow, bytes, [&](std::shared_ptr<ChargedSegment> memory) {
+          return std::shared_ptr<ServerSegment>(new ServerSegment(
+              shared_, std::move(memory), keeping.kept, keeping.keep, on_lost));
+        });
+    if (kept != nullptr) return Made{std::move(kept), ""};
+  }
+  TORPOR_ASSIGN_OR_RETURN(std::shared_ptr<ChargedSegment> charged,
+                          MakeShared(bytes, flow, keeping.kept));
+  return Offer(std::move(charged), keeping.keep, std::move(on_lost));
+}
+
+absl::StatusOr<std::shared_ptr<ChargedSegment>> SegmentBroker::MakeShared(
+    uint64_t bytes, Flow flow, const std::string& replaced) {
+  auto charged = std::make_shared<ChargedSegment>();
+  charged->flow = flow;
+  auto charge = SegmentBudget::Take(shared_->shared_memory, bytes);
+  while (!charge.ok() && shared_->table.EvictKept(replaced)) {
+    charge = SegmentBudget::Take(shared_->shared_memory, bytes);
+  }
+  // Closes the connections of what was evicted.
+  shared_->Wake();
+  TORPOR_RETURN_IF_ERROR(charge.status());
+  charged->charge = *std::move(charge);
   TORPOR_ASSIGN_OR_RETURN(charged->segment, ShmSegment::Create(bytes, flow));
-  return Offer(std::move(charged), std::move(on_lost));
+  return charged;
 }
 
 absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
@@ -383,7 +389,7 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
   const uint64_t bytes =
       std::clamp<uint64_t>(units, 1, options.device_bytes / kDeviceUnit) *
       kDeviceUnit;
-  auto charged = std::make_shared<ServerSegment::Charged>();
+  auto charged = std::make_shared<ChargedSegment>();
   TORPOR_ASSIGN_OR_RETURN(charged->charge,
                           SegmentBudget::Take(shared_->device, bytes));
   TORPOR_ASSIGN_OR_RETURN(const auto context, shared_->cuda.On(gpu));
@@ -394,7 +400,7 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
         DeviceSegment::Create(context, kind, bytes);
     if (segment.ok()) {
       charged->segment = *std::move(segment);
-      return Offer(std::move(charged), std::move(on_lost));
+      return Offer(std::move(charged), /*keep=*/false, std::move(on_lost));
     }
     lost = lost || absl::IsUnavailable(segment.status());
     if (!refused.empty()) refused += "; ";
@@ -406,19 +412,15 @@ absl::StatusOr<SegmentBroker::Made> SegmentBroker::MakeOnDevice(
                       : refused);
 }
 
-absl::StatusOr<SegmentBroker::Made> SegmentBroker::Offer(
-    std::shared_ptr<ServerSegment::Charged> charged,
+SegmentBroker::Made SegmentBroker::Offer(
+    std::shared_ptr<ChargedSegment> charged, bool keep,
     std::function<void(ServerSegment&)> on_lost) {
   Made made;
-  made.segment = std::shared_ptr<ServerSegment>(new ServerSegment(
-      shared_, std::move(charged), absl::BytesToHexString(RandomBytes(8))));
   made.nonce = RandomBytes(kNonceBytes);
-  {
-    MutexLock lock(&shared_->mu);
-    shared_->offered[made.nonce] = {
-        made.segment, std::move(on_lost),
-        SteadyClock::now() + shared_->options.take_limit};
-  }
+  made.segment = std::shared_ptr<ServerSegment>(new ServerSegment(
+      shared_, std::move(charged), made.nonce, keep, std::move(on_lost)));
+  shared_->table.Offer(made.nonce, made.segment,
+                       SteadyClock::now() + shared_->options.take_limit);
   shared_->Wake();
   return made;
 }
@@ -427,12 +429,12 @@ void SegmentBroker::Stop() {
   {
     MutexLock lock(&shared_->mu);
     shared_->stopping = true;
-    shared_->offered.clear();
   }
   shared_->Wake();
   if (thread_.joinable()) thread_.join();
   // Descriptors first: the paths are removed only when nobody answers there.
   loop_.reset();
+  shared_->table.Clear();
   {
     MutexLock lock(&shared_->mu);
     shared_->new_listeners.clear();

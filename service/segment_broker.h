@@ -4,8 +4,9 @@
 // budgets, each handed once to the process that shows its nonce and runs as the
 // daemon's user, as root or in the group of the options, over `<listen>.fd`.
 // That connection is the sign of life: when it closes, the segment is lost and
-// its owner is told. One thread serves all connections; everything here is
-// thread-safe.
+// its owner is told. A client may ask that a segment stays when its owner ends,
+// for a later call of its own. One thread serves all connections; everything
+// here is thread-safe.
 
 #ifndef TORPOR_SERVICE_SEGMENT_BROKER_H_
 #define TORPOR_SERVICE_SEGMENT_BROKER_H_
@@ -25,16 +26,15 @@
 #include "base/mutex.h"
 #include "kernels/cuda_shared_memory.h"
 #include "service/segment.h"
-#include "service/segment_budget.h"
 #include "service/unix_socket.h"
 
 namespace torpor::service {
 
 struct SegmentOptions {
   bool enabled = true;
-  // Most of one segment, 1 MiB to 1 GiB. Short sessions get less. It is a ring:
-  // four batches of 1 MiB keep both sides at work, and more memory takes longer
-  // to make (8 ms for 16 MiB) and does not stay in the cache.
+  // Most of one segment, 1 MiB to 1 GiB. Short sessions get less. It is a ring
+  // of two batches; more memory takes longer to make (8 ms for 16 MiB) and does
+  // not stay in the cache.
   uint64_t segment_bytes = uint64_t{4} << 20;
   // Of all segments of shared memory at once; each counts at least 1 MiB.
   uint64_t max_bytes = uint64_t{128} << 20;
@@ -43,6 +43,8 @@ struct SegmentOptions {
   uint64_t device_bytes = uint64_t{64} << 20;
   // How long a segment waits to be taken.
   std::chrono::milliseconds take_limit{10'000};
+  // How long one that its client keeps waits for its next call.
+  std::chrono::milliseconds keep_limit{60'000};
   // How long a stream waits for its consumer to get on.
   std::chrono::milliseconds stall_limit{30'000};
   // May connect beside the daemon's own user.
@@ -53,6 +55,7 @@ struct SegmentOptions {
 };
 
 class SegmentBroker;
+struct ChargedSegment;
 
 // Belongs to a ticket or lease; freed with the last reference.
 class ServerSegment {
@@ -61,7 +64,7 @@ class ServerSegment {
   ServerSegment(const ServerSegment&) = delete;
   ServerSegment& operator=(const ServerSegment&) = delete;
 
-  Segment& memory() { return *memory_->segment; }
+  Segment& memory();
   [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] std::chrono::milliseconds stall_limit() const;
   // Whether its client is gone, or never came.
@@ -74,17 +77,20 @@ class ServerSegment {
  private:
   friend class SegmentBroker;
   struct Shared;
-  // Memory that counts while it is there; it may outlive its ServerSegment.
-  struct Charged {
-    std::unique_ptr<SegmentBudget::Charge> charge;
-    std::unique_ptr<Segment> segment;
-  };
-  ServerSegment(std::shared_ptr<Shared> shared, std::shared_ptr<Charged> memory,
-                std::string id);
+  using OnLost = std::function<void(ServerSegment&)>;
+  ServerSegment(std::shared_ptr<Shared> shared,
+                std::shared_ptr<ChargedSegment> memory, std::string nonce,
+                bool keep, OnLost on_lost);
+  // The client is gone, or never came.
+  void Lose();
 
   const std::shared_ptr<Shared> shared_;
-  const std::shared_ptr<Charged> memory_;
+  // It may outlive this object, which is the only one to let it go.
+  std::shared_ptr<ChargedSegment> memory_;
+  const std::string nonce_;
   const std::string id_;
+  const bool keep_;
+  const OnLost on_lost_;
   std::atomic<bool> lost_{false};
   std::atomic<bool> in_use_{false};
 };
@@ -102,14 +108,23 @@ class SegmentBroker {
 
   struct Made {
     std::shared_ptr<ServerSegment> segment;
+    // Empty for one that the client holds already.
     std::string nonce;
+  };
+  // What a client says of segments that outlive their owners.
+  struct Keeping {
+    // This one is to stay.
+    bool keep = false;
+    // The nonce of one that stayed.
+    std::string kept;
   };
   // Room for `wanted` bytes as far as a segment may have them. `on_lost` runs
   // once, on the broker's thread, when the client is gone or never came, unless
   // the segment was freed before; it must not wait. kUnavailable when no
   // segments are served here, kResourceExhausted when there are too many.
   absl::StatusOr<Made> Make(uint64_t wanted, Flow flow,
-                            std::function<void(ServerSegment&)> on_lost);
+                            std::function<void(ServerSegment&)> on_lost,
+                            const Keeping& keeping);
   // Likewise on a GPU, by the first of these kinds that it serves. kUnavailable
   // also when the driver does not show the GPU, or it is lost.
   absl::StatusOr<Made> MakeOnDevice(
@@ -132,9 +147,13 @@ class SegmentBroker {
  private:
   class Loop;
 
+  // One more segment of shared memory. Kept ones go where there is no room,
+  // that of the nonce `replaced` first.
+  absl::StatusOr<std::shared_ptr<ChargedSegment>> MakeShared(
+      uint64_t bytes, Flow flow, const std::string& replaced);
   // Waits for the client from now on.
-  absl::StatusOr<Made> Offer(std::shared_ptr<ServerSegment::Charged> charged,
-                             std::function<void(ServerSegment&)> on_lost);
+  Made Offer(std::shared_ptr<ChargedSegment> charged, bool keep,
+             std::function<void(ServerSegment&)> on_lost);
 
   const std::shared_ptr<ServerSegment::Shared> shared_;
   std::vector<std::unique_ptr<UnixSocketPath>> paths_;

@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<SegmentLink>> SegmentLink::Take(
                                             choice.segment_bytes(), flow));
   }
   return std::unique_ptr<SegmentLink>(
-      new SegmentLink(std::move(fd), std::move(memory)));
+      new SegmentLink(std::move(fd), std::move(memory), nonce, flow));
 }
 
 bool SegmentLink::lost() const { return HungUp(connection_.get()); }

@@ -34,16 +34,25 @@ class SegmentLink {
       const std::shared_ptr<const kernels::CudaContext>& cuda = nullptr);
 
   Segment& memory() { return *memory_; }
+  // What it was taken by.
+  [[nodiscard]] const std::string& nonce() const { return nonce_; }
+  [[nodiscard]] Flow flow() const { return flow_; }
   // Whether the daemon has let the segment go.
   [[nodiscard]] bool lost() const;
 
  private:
-  SegmentLink(UniqueFd connection, std::unique_ptr<Segment> memory)
-      : connection_(std::move(connection)), memory_(std::move(memory)) {}
+  SegmentLink(UniqueFd connection, std::unique_ptr<Segment> memory,
+              std::string nonce, Flow flow)
+      : connection_(std::move(connection)),
+        memory_(std::move(memory)),
+        nonce_(std::move(nonce)),
+        flow_(flow) {}
 
   // Closed last: see DataPlaneChoice of device memory.
   const UniqueFd connection_;
   const std::unique_ptr<Segment> memory_;
+  const std::string nonce_;
+  const Flow flow_;
 };
 
 }  // namespace torpor::service

@@ -76,6 +76,8 @@ class EndedCalls : public v1::SessionService::Service {
   // Whether it answers with a segment where none was offered; of which plane.
   bool unasked_ = false;
   v1::DataPlane plane_ = v1::DATA_PLANE_SHARED_MEMORY;
+  // Whether it claims that the client holds the segment.
+  bool kept_ = false;
   int resumes_ = 0;
   std::string abandoned_;
 
@@ -85,6 +87,8 @@ class EndedCalls : public v1::SessionService::Service {
     choice.set_plane(plane_);
     choice.set_nonce(std::string(16, 'x'));
     choice.set_segment_bytes(1 << 20);
+    if (kept_) choice.clear_nonce();
+    choice.set_kept(kept_);
     return choice;
   }
 };
@@ -158,6 +162,15 @@ TEST_F(ClientSegmentTest, APlaneThatWasNotOfferedIsRefused) {
   }
   // kAuto tried once more, without an offer.
   EXPECT_EQ(calls_.resumes_, 4);
+}
+
+TEST_F(ClientSegmentTest, AKeptSegmentThatWasNotOfferedIsRefused) {
+  calls_.kept_ = true;
+  EXPECT_THAT(Connect(RowPlane::kSharedMemory)->Resume({}).status(),
+              HasStatus(StatusCode::kDataLoss, "a kept segment"));
+  EXPECT_THAT(Connect(RowPlane::kSharedMemory)->Suspend(Rows()).status(),
+              HasStatus(StatusCode::kDataLoss, "a kept segment"));
+  EXPECT_EQ(calls_.abandoned_, "t");
 }
 
 TEST_F(ClientSegmentTest, AResumeGoesAgainOverGrpcWhereNobodyAnswers) {

@@ -79,6 +79,7 @@ segment_bytes = 41
 device_bytes = 44
 max_bytes = 42
 take_limit_ms = 43
+keep_limit_ms = 54
 stall_limit_ms = 44
 [limits]
 calls = 24
@@ -130,6 +131,7 @@ number = 29
   EXPECT_EQ(s.backend.segments.device_bytes, 44);
   EXPECT_EQ(s.backend.segments.max_bytes, 42);
   EXPECT_EQ(s.backend.segments.take_limit.count(), 43);
+  EXPECT_EQ(s.backend.segments.keep_limit.count(), 54);
   EXPECT_EQ(s.backend.segments.stall_limit.count(), 44);
   EXPECT_EQ(s.backend.replay.memory_bytes, 22);
   EXPECT_EQ(s.backend.replay.max_batch, 23);

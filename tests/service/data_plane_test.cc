@@ -8,9 +8,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "service/client.h"
-#include "tests/service/plane_client.h"
-#include "tests/service/service_fixture.h"
+#include "tests/service/data_plane_fixture.h"
 
 namespace torpor::service {
 namespace {
@@ -20,89 +18,8 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr auto kShm = v1::DATA_PLANE_SHARED_MEMORY;
 constexpr auto kGrpc = v1::DATA_PLANE_GRPC;
 constexpr auto kIpc = v1::DATA_PLANE_CUDA_IPC;
-// Of 64 bytes each: three times a segment, no whole number of blocks.
-constexpr size_t kLong = 50'003;
-
-class DataPlaneTest : public ServiceTest {
- protected:
-  void Configure(ServerOptions* options) override {
-    options->backend.segments.segment_bytes = 1 << 20;
-    options->backend.segments.max_bytes = 3 << 20;
-    options->backend.segments.take_limit = milliseconds(10'000);
-    options->listen.push_back("127.0.0.1:0");
-    if (configure_) configure_(options);
-  }
-  void RestartWith(std::function<void(ServerOptions*)> configure) {
-    configure_ = std::move(configure);
-    ASSERT_NO_FATAL_FAILURE(Restart());
-  }
-  std::string SocketPath() const { return dir().File("s"); }
-  static ToySuspend Long(const std::string& session = "s") {
-    return {.session = session, .ids = ToyIds(1, kLong)};
-  }
-  static v1::BeginSuspendHeader HeaderOf(
-      const ToySuspend& s, const std::vector<v1::DataPlane>& planes) {
-    v1::BeginSuspendHeader header = s.Header();
-    *header.mutable_planes() = Offer(planes);
-    return header;
-  }
-  // The plane of a resume offered these.
-  v1::DataPlaneChoice Choose(const std::vector<v1::DataPlane>& planes,
-                             bool suspend) {
-    if (suspend) {
-      const ToySuspend s{.session = "new" + std::to_string(n_++),
-                         .operation_id = "op" + std::to_string(n_),
-                         .ids = ToyIds(1, 50)};
-      const auto begun = BeginSuspend(HeaderOf(s, planes), s.ids);
-      EXPECT_OK(begun.status());
-      EXPECT_OK(Abandon(begun->ticket()));
-      return begun->plane();
-    }
-    v1::BeginResumeHeader header = EngineResume("s");
-    *header.mutable_planes() = Offer(planes);
-    const auto begun = BeginResume(header);
-    EXPECT_OK(begun.status());
-    EXPECT_OK(Release(begun->lease()));
-    return begun->plane();
-  }
-  absl::Status Abandon(const std::string& ticket) {
-    v1::AbandonSuspendRequest request;
-    request.set_ticket(ticket);
-    return Ask(sessions(), &v1::SessionService::Stub::AbandonSuspend, request)
-        .status();
-  }
-  absl::StatusOr<v1::DataPlaneChoice> OpenPlane(const std::string& ticket,
-                                                const std::string& lease) {
-    v1::OpenPlaneRequest request;
-    if (!ticket.empty()) request.set_ticket(ticket);
-    if (!lease.empty()) request.set_lease(lease);
-    *request.mutable_planes() = Offer({kShm});
-    return Ask(sessions(), &v1::SessionService::Stub::OpenPlane, request);
-  }
-  absl::StatusOr<std::unique_ptr<SegmentLink>> Take(
-      const v1::DataPlaneChoice& choice, Flow flow) {
-    return SegmentLink::Take(SocketPath(), choice, flow);
-  }
-  SegmentBroker::Stats Segments() {
-    return server().backend().segments().stats();
-  }
-  void ExpectNoSegments() {
-    ExpectIdle();
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (Segments().segments != 0 &&
-           std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::yield();
-    }
-    EXPECT_EQ(Segments().segments, 0);
-    EXPECT_EQ(Segments().bytes, 0);
-  }
-
-  std::function<void(ServerOptions*)> configure_;
-  int n_ = 0;
-};
 
 TEST_F(DataPlaneTest, TakesTheFirstOfferItServesAndSaysWhyNotOthers) {
   ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
@@ -380,6 +297,85 @@ TEST_F(DataPlaneTest, SegmentsEndWithTheirOwner) {
   ExpectNoSegments();
 }
 
+// Every call that gives a segment takes a kept one, and every call that ends
+// its owner leaves it.
+TEST_F(DataPlaneTest, SegmentsThatAreKeptGoFromOwnerToOwner) {
+  ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
+  const auto keeping = [](const SegmentLink* kept) {
+    v1::DataPlaneOffer offer = Offer({kShm});
+    offer.set_keep(true);
+    if (kept != nullptr) offer.set_kept(kept->nonce());
+    return offer;
+  };
+  const auto begin_resume = [&](const SegmentLink* kept) {
+    v1::BeginResumeHeader header = EngineResume("s");
+    *header.mutable_planes() = keeping(kept);
+    return BeginResume(header);
+  };
+  const auto open = [&](const std::string& lease, const SegmentLink* kept) {
+    v1::OpenPlaneRequest request;
+    request.set_lease(lease);
+    *request.mutable_planes() = keeping(kept);
+    return Ask(sessions(), &v1::SessionService::Stub::OpenPlane, request);
+  };
+  ASSERT_OK_AND_ASSIGN(const auto first, begin_resume(nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto link, Take(first.plane(), Flow::kToClient));
+  // Not while somebody has it.
+  ASSERT_OK_AND_ASSIGN(const auto early, open(first.lease(), link.get()));
+  EXPECT_FALSE(early.kept());
+  ASSERT_OK(Release(first.lease()));
+  ASSERT_OK_AND_ASSIGN(const auto second, begin_resume(link.get()));
+  EXPECT_TRUE(second.plane().kept());
+  EXPECT_THAT(second.plane().nonce(), IsEmpty());
+  EXPECT_NE(second.plane().segment(), first.plane().segment());
+  {
+    v1::ReadRowsRequest request;
+    request.set_lease(second.lease());
+    ASSERT_OK_AND_ASSIGN(
+        const Woken woken,
+        ReadShared(&sessions(), request, second.plane(), link.get()));
+    EXPECT_TRUE(woken.compact.at(kPlain).bytes == ToyRows(1, kPlain, 0, 50));
+  }
+  ASSERT_OK(Release(second.lease()));
+  ASSERT_OK_AND_ASSIGN(const auto third, BeginResume(EngineResume("s")));
+  ASSERT_OK_AND_ASSIGN(const auto opened, open(third.lease(), link.get()));
+  EXPECT_TRUE(opened.kept());
+  ASSERT_OK(Release(third.lease()));
+
+  // The other way: abandoned, then committed.
+  std::unique_ptr<SegmentLink> up;
+  for (int i = 0; i < 3; ++i) {
+    ToySuspend s{.session = "new" + std::to_string(i),
+                 .operation_id = "op" + std::to_string(i),
+                 .ids = ToyIds(1, 50)};
+    v1::BeginSuspendHeader header = s.Header();
+    *header.mutable_planes() = keeping(up.get());
+    ASSERT_OK_AND_ASSIGN(const auto begun, BeginSuspend(header, s.ids));
+    EXPECT_EQ(begun.plane().kept(), i > 0);
+    if (up == nullptr) {
+      ASSERT_OK_AND_ASSIGN(up, Take(begun.plane(), Flow::kToServer));
+    }
+    if (i == 0) {
+      ASSERT_OK(Abandon(begun.ticket()));
+      continue;
+    }
+    ASSERT_OK(PutShared(&sessions(), begun.ticket(), begun.plane(), up.get(),
+                        RowMessages(s))
+                  .status());
+    v1::CommitRequest commit = s.Commit();
+    commit.set_ticket(begun.ticket());
+    ASSERT_OK(Commit(commit));
+  }
+  // A ticket goes with its connection, whoever had the segment before.
+  ToySuspend s{.session = "last", .operation_id = "last", .ids = ToyIds(1, 50)};
+  v1::BeginSuspendHeader header = s.Header();
+  *header.mutable_planes() = keeping(up.get());
+  ASSERT_OK_AND_ASSIGN(const auto begun, BeginSuspend(header, s.ids));
+  EXPECT_TRUE(begun.plane().kept());
+  up.reset();
+  ExpectIdle();
+}
+
 TEST_F(DataPlaneTest, AConnectionThatClosesTakesTicketOrLeaseWithIt) {
   ASSERT_OK(Suspend(ToySuspend{.ids = ToyIds(1, 50)}));
   v1::BeginResumeHeader header = EngineResume("s");
@@ -404,142 +400,6 @@ TEST_F(DataPlaneTest, AConnectionThatClosesTakesTicketOrLeaseWithIt) {
   EXPECT_THAT(OpenPlane("", "unknown"), HasCode(StatusCode::kNotFound));
   EXPECT_OK(Release(stays.lease()));
   ExpectNoSegments();
-}
-
-// ---- the C++ client --------------------------------------------------------
-
-class ClientPlaneTest : public DataPlaneTest {
- protected:
-  absl::StatusOr<std::unique_ptr<Client>> Connect(
-      RowPlane plane, const std::string& address = "") {
-    return Client::Connect(
-        {.address = address.empty() ? server().addresses().front() : address,
-         .plane = plane});
-  }
-  static SuspendCall CallFor(const ToySuspend& s) {
-    SuspendCall call;
-    call.header = s.Header();
-    call.ids = s.ids;
-    call.block_size = kToyBlock;
-    for (const uint32_t slot : {kHeads, kPlain}) {
-      call.slots.push_back({slot, kToyRowBytes[slot], 1, 0, s.rows_to()});
-    }
-    call.rows = [salt = s.salt](uint32_t slot, uint64_t begin, uint64_t end,
-                                std::span<uint8_t> out) {
-      const std::string bytes = ToyRows(salt, slot, begin, end);
-      std::copy_n(bytes.begin(), std::min(bytes.size(), out.size()),
-                  out.begin());
-      return absl::OkStatus();
-    };
-    return call;
-  }
-  struct Read {
-    ResumeAnswer answer;
-    std::map<uint32_t, std::string> rows;
-  };
-  static absl::StatusOr<Read> ReadAll(Client* client,
-                                      const std::string& session) {
-    Read read;
-    ResumeCall call;
-    call.header = EngineResume(session);
-    call.compact = [&](uint32_t slot, uint64_t,
-                       std::span<const uint8_t> bytes) {
-      read.rows[slot].append(bytes.begin(), bytes.end());
-      return absl::OkStatus();
-    };
-    call.window = call.compact;
-    auto answer = client->Resume(call);
-    if (!answer.ok()) return answer.status();
-    read.answer = *std::move(answer);
-    return read;
-  }
-  static void ExpectRows(const Read& read) {
-    for (const uint32_t slot : {kHeads, kPlain}) {
-      EXPECT_TRUE(read.rows.at(slot) == ToyRows(1, slot, 0, kLong));
-    }
-  }
-};
-
-TEST_F(ClientPlaneTest, UsesSharedMemoryByItselfOverAUnixSocket) {
-  for (const RowPlane plane :
-       {RowPlane::kAuto, RowPlane::kSharedMemory, RowPlane::kGrpc}) {
-    ASSERT_OK_AND_ASSIGN(const auto client, Connect(plane));
-    const ToySuspend s = Long("s" + std::to_string(static_cast<int>(plane)));
-    ASSERT_OK_AND_ASSIGN(const auto receipt, client->Suspend(CallFor(s)));
-    ASSERT_OK_AND_ASSIGN(const auto read, ReadAll(client.get(), s.session));
-    const uint64_t shared = plane == RowPlane::kGrpc ? 0 : kLong * 64;
-    // By itself a client does not set a segment up for so short a suspend.
-    EXPECT_EQ(receipt.shared_memory_bytes(),
-              plane == RowPlane::kSharedMemory ? shared : 0);
-    EXPECT_EQ(read.answer.receipt.shared_memory_bytes(), shared);
-    EXPECT_EQ(read.answer.receipt.bytes_sent(), kLong * 64);
-    ExpectRows(read);
-    // A repeated operation has its receipt.
-    ASSERT_OK_AND_ASSIGN(const auto again, client->Suspend(CallFor(s)));
-    EXPECT_EQ(again.version(), receipt.version());
-  }
-  ExpectNoSegments();
-}
-
-TEST_F(ClientPlaneTest, FallsBackToMessages) {
-  const ToySuspend s = Long();
-  {
-    ASSERT_OK_AND_ASSIGN(const auto client, Connect(RowPlane::kAuto));
-    ASSERT_OK(client->Suspend(CallFor(s)));
-  }
-  // TCP, and a descriptor socket that this client cannot see.
-  ASSERT_OK_AND_ASSIGN(const auto tcp,
-                       Connect(RowPlane::kAuto, server().addresses().back()));
-  std::filesystem::remove(SocketPath() + ".fd");
-  ASSERT_OK_AND_ASSIGN(const auto blind, Connect(RowPlane::kAuto));
-  int i = 0;
-  for (Client* client : {tcp.get(), blind.get()}) {
-    ASSERT_OK_AND_ASSIGN(const auto read, ReadAll(client, "s"));
-    EXPECT_EQ(read.answer.receipt.shared_memory_bytes(), 0);
-    ExpectRows(read);
-    ASSERT_OK_AND_ASSIGN(const auto receipt,
-                         client->Suspend(CallFor(Long(std::to_string(i++)))));
-    EXPECT_EQ(receipt.shared_memory_bytes(), 0);
-  }
-  // Who wants nothing else is told.
-  ASSERT_OK_AND_ASSIGN(const auto strict, Connect(RowPlane::kSharedMemory));
-  EXPECT_THAT(ReadAll(strict.get(), "s").status(),
-              HasStatus(StatusCode::kUnavailable, ".fd"));
-  ASSERT_OK_AND_ASSIGN(const auto far, Connect(RowPlane::kSharedMemory,
-                                               server().addresses().back()));
-  EXPECT_THAT(ReadAll(far.get(), "s").status(),
-              HasStatus(StatusCode::kFailedPrecondition, "no unix socket"));
-  EXPECT_THAT(far->Suspend(CallFor(Long("far"))).status(),
-              HasStatus(StatusCode::kFailedPrecondition, "no unix socket"));
-  ExpectNoSegments();
-}
-
-// The ring is full and the daemon has ended the call: the client learns why.
-TEST_F(ClientPlaneTest, ACallThatEndsUnderAFullRingIsReported) {
-  ASSERT_OK_AND_ASSIGN(const auto client, Connect(RowPlane::kSharedMemory));
-  const ToySuspend s = Long();
-  SuspendCall call = CallFor(s);
-  // Refused at its first message, and none is taken after it.
-  call.slots[0].row_bytes = 12;
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(client->Suspend(call).status(),
-              HasStatus(StatusCode::kInvalidArgument, "bytes a row"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
-  ExpectNoSegments();
-}
-
-TEST_F(ClientPlaneTest, ASourceThatFailsLeavesNothing) {
-  ASSERT_OK_AND_ASSIGN(const auto client, Connect(RowPlane::kSharedMemory));
-  const ToySuspend s = Long();
-  SuspendCall call = CallFor(s);
-  int pieces = 0;
-  call.rows = [&](uint32_t, uint64_t, uint64_t, std::span<uint8_t>) {
-    return ++pieces < 1000 ? absl::OkStatus() : absl::InternalError("source");
-  };
-  EXPECT_THAT(client->Suspend(call).status(),
-              HasStatus(StatusCode::kInternal, "source"));
-  ExpectNoSegments();
-  EXPECT_THAT(Describe("s"), HasCode(StatusCode::kNotFound));
 }
 
 }  // namespace

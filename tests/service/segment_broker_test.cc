@@ -44,12 +44,28 @@ class SegmentBrokerTest : public ::testing::Test {
   }
   std::string Path() const { return dir_.File("s"); }
   SegmentBroker::Made Make(std::atomic<int>* lost = nullptr,
-                           uint64_t bytes = kMiB) {
-    auto made = broker_->Make(bytes, Flow::kToClient, [lost](ServerSegment&) {
-      if (lost != nullptr) lost->fetch_add(1);
-    });
+                           uint64_t bytes = kMiB,
+                           const SegmentBroker::Keeping& keeping = {}) {
+    auto made = broker_->Make(
+        bytes, Flow::kToClient,
+        [lost](ServerSegment&) {
+          if (lost != nullptr) lost->fetch_add(1);
+        },
+        keeping);
     EXPECT_OK(made.status());
     return *std::move(made);
+  }
+  // One that stays when its owner ends, and the client's hold on it.
+  struct Kept {
+    SegmentBroker::Made made;
+    std::unique_ptr<SegmentLink> link;
+  };
+  Kept MakeKept(uint64_t bytes = kMiB) {
+    Kept kept{Make(nullptr, bytes, {.keep = true}), nullptr};
+    auto link = Take(ChoiceOf(kept.made));
+    EXPECT_OK(link.status());
+    kept.link = *std::move(link);
+    return kept;
   }
   static v1::DataPlaneChoice ChoiceOf(const SegmentBroker::Made& made) {
     v1::DataPlaneChoice choice;
@@ -200,7 +216,7 @@ TEST_F(SegmentBrokerTest, AFreedSegmentClosesItsConnection) {
 TEST_F(SegmentBrokerTest, KeepsWithinItsBudget) {
   std::vector<SegmentBroker::Made> made;
   for (int i = 0; i < 3; ++i) made.push_back(Make());
-  EXPECT_THAT(broker_->Make(1, Flow::kToServer, nullptr),
+  EXPECT_THAT(broker_->Make(1, Flow::kToServer, nullptr, {}),
               HasStatus(StatusCode::kResourceExhausted, "too many segments"));
   made.pop_back();
   // The smallest counts 1 MiB all the same.
@@ -209,14 +225,113 @@ TEST_F(SegmentBrokerTest, KeepsWithinItsBudget) {
   EXPECT_EQ(broker_->stats().bytes, 3 * kMiB);
 }
 
+TEST_F(SegmentBrokerTest, AKeptSegmentServesOneOwnerAfterAnother) {
+  Kept kept = MakeKept();
+  const std::string first_id = kept.made.segment->id();
+  std::atomic<int> lost{0};
+  for (uint8_t call = 1; call <= 3; ++call) {
+    kept.made.segment.reset();
+    // A smaller one would do.
+    kept.made = Make(&lost, 1, {.keep = call < 3, .kept = kept.link->nonce()});
+    EXPECT_THAT(kept.made.nonce, ::testing::IsEmpty());
+    EXPECT_NE(kept.made.segment->id(), first_id);
+    kept.made.segment->memory().writable()[7] = call;
+    ASSERT_OK_AND_ASSIGN(const auto byte, kept.link->memory().Read(7, 1));
+    EXPECT_EQ(byte[0], call);
+    EXPECT_EQ(broker_->stats().segments, 1);
+    EXPECT_FALSE(kept.link->lost());
+  }
+  // The last owner was not asked to keep it.
+  kept.made.segment.reset();
+  EXPECT_TRUE(Eventually([&] { return kept.link->lost(); }));
+  EXPECT_EQ(broker_->stats().segments, 0);
+  EXPECT_EQ(lost.load(), 0);
+}
+
+TEST_F(SegmentBrokerTest, TheClientOfAKeptSegmentIsWatchedAllTheTime) {
+  // Between two owners.
+  Kept idle = MakeKept();
+  idle.made.segment.reset();
+  EXPECT_EQ(broker_->stats().segments, 1);
+  idle.link.reset();
+  EXPECT_TRUE(Eventually([&] { return broker_->stats().segments == 0; }));
+  // Under its second owner, which alone is told.
+  Kept used = MakeKept();
+  used.made.segment.reset();
+  std::atomic<int> lost{0};
+  used.made = Make(&lost, kMiB, {.keep = true, .kept = used.link->nonce()});
+  EXPECT_THAT(used.made.nonce, ::testing::IsEmpty());
+  used.link.reset();
+  EXPECT_TRUE(Eventually([&] { return lost.load() == 1; }));
+  EXPECT_TRUE(used.made.segment->lost());
+  used.made.segment.reset();
+  EXPECT_TRUE(Eventually([&] { return broker_->stats().segments == 0; }));
+}
+
+TEST_F(SegmentBrokerTest, WhatCannotServeAsAKeptSegmentIsNone) {
+  Start({.segment_bytes = 4 * kMiB, .max_bytes = 64 * kMiB});
+  const Kept used = MakeKept();
+  Kept idle = MakeKept();
+  idle.made.segment.reset();
+  Kept gone{Make(), nullptr};
+  ASSERT_OK_AND_ASSIGN(gone.link, Take(ChoiceOf(gone.made)));
+  gone.made.segment.reset();
+  const auto fresh = [&](const std::string& kept, uint64_t bytes, Flow flow) {
+    const auto made = broker_->Make(bytes, flow, nullptr, {.kept = kept});
+    EXPECT_OK(made.status());
+    return !made->nonce.empty() && made->segment->memory().bytes() >= bytes;
+  };
+  // That another stream uses, of another size, of the other way, that was not
+  // to be kept, that nobody knows.
+  EXPECT_TRUE(fresh(used.link->nonce(), kMiB, Flow::kToClient));
+  EXPECT_TRUE(fresh(idle.link->nonce(), 2 * kMiB, Flow::kToClient));
+  EXPECT_TRUE(fresh(idle.link->nonce(), kMiB, Flow::kToServer));
+  EXPECT_TRUE(fresh(gone.link->nonce(), kMiB, Flow::kToClient));
+  EXPECT_TRUE(fresh(std::string(16, 'x'), kMiB, Flow::kToClient));
+  EXPECT_TRUE(fresh("x", kMiB, Flow::kToClient));
+  // It stands all the same.
+  EXPECT_FALSE(fresh(idle.link->nonce(), kMiB, Flow::kToClient));
+}
+
+TEST_F(SegmentBrokerTest, KeptSegmentsGoInTimeAndForRoom) {
+  std::vector<Kept> kept;
+  for (int i = 0; i < 3; ++i) {
+    kept.push_back(MakeKept());
+    kept.back().made.segment.reset();
+    // Due one after the other.
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  EXPECT_EQ(broker_->stats().bytes, 3 * kMiB);
+  {
+    // The first kept is the first to go.
+    const auto made = Make();
+    EXPECT_TRUE(Eventually([&] { return kept[0].link->lost(); }));
+    EXPECT_FALSE(kept[1].link->lost());
+    EXPECT_FALSE(kept[2].link->lost());
+    EXPECT_EQ(broker_->stats().bytes, 3 * kMiB);
+  }
+  // Segments that are used never do.
+  const auto second = Make(nullptr, kMiB, {.kept = kept[1].link->nonce()});
+  const auto third = Make(nullptr, kMiB, {.kept = kept[2].link->nonce()});
+  const auto fourth = Make();
+  EXPECT_THAT(broker_->Make(1, Flow::kToServer, nullptr, {}),
+              HasStatus(StatusCode::kResourceExhausted, "too many segments"));
+
+  Start({.segment_bytes = kMiB, .keep_limit = milliseconds(20)});
+  Kept late = MakeKept();
+  late.made.segment.reset();
+  EXPECT_TRUE(Eventually([&] { return late.link->lost(); }));
+  EXPECT_EQ(broker_->stats().segments, 0);
+}
+
 TEST_F(SegmentBrokerTest, RefusesWhenItIsOffOrWithoutASocket) {
   SegmentBroker off({.enabled = false});
   ASSERT_OK(off.Listen(dir_.File("off")));
   EXPECT_FALSE(std::filesystem::exists(FdSocketPath(dir_.File("off"))));
-  EXPECT_THAT(off.Make(1, Flow::kToClient, nullptr),
+  EXPECT_THAT(off.Make(1, Flow::kToClient, nullptr, {}),
               HasStatus(StatusCode::kUnavailable, "plane.shared_memory"));
   SegmentBroker none({});
-  EXPECT_THAT(none.Make(1, Flow::kToClient, nullptr),
+  EXPECT_THAT(none.Make(1, Flow::kToClient, nullptr, {}),
               HasStatus(StatusCode::kUnavailable, "descriptor socket"));
 }
 
@@ -271,12 +386,15 @@ TEST_F(SegmentBrokerTest, OneHundredClientsLeaveNothing) {
 
 TEST_F(SegmentBrokerTest, AnswersNobodyAfterStop) {
   const auto made = Make();
-  const auto kept = Make();
-  ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(kept)));
+  const auto taken = Make();
+  ASSERT_OK_AND_ASSIGN(const auto link, Take(ChoiceOf(taken)));
+  Kept kept = MakeKept();
+  kept.made.segment.reset();
   broker_->Stop();
   EXPECT_TRUE(link->lost());
+  EXPECT_TRUE(kept.link->lost());
   EXPECT_FALSE(Take(ChoiceOf(made)).ok());
-  EXPECT_THAT(broker_->Make(1, Flow::kToClient, nullptr),
+  EXPECT_THAT(broker_->Make(1, Flow::kToClient, nullptr, {}),
               HasCode(StatusCode::kUnavailable));
 }
 
@@ -287,6 +405,8 @@ TEST(SegmentOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(
       SegmentOptions({.segment_bytes = 8 * kMiB, .max_bytes = kMiB}).Validate(),
       HasStatus(StatusCode::kInvalidArgument, "plane.max_bytes"));
+  EXPECT_THAT(SegmentOptions({.keep_limit = milliseconds(0)}).Validate(),
+              HasStatus(StatusCode::kInvalidArgument, "plane.keep_limit_ms"));
   EXPECT_OK(SegmentOptions({.device_bytes = 0}).Validate());
   EXPECT_OK(SegmentOptions({.device_bytes = 2 * kMiB}).Validate());
   EXPECT_THAT(SegmentOptions({.device_bytes = kMiB}).Validate(),

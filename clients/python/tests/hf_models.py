@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections import Counter
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+# Before torch loads MKL, whose products otherwise depend on where memory lies: a
+# process would not compute the bits of another, whatever KV it has.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.24")
 

@@ -38,16 +38,14 @@ class Call {
 
   // Runs once when the call is cancelled (or at once if it was).
   void OnCancel(std::function<void()> fn) {
-    bool run_now = false;
     {
       MutexLock lock(&mu_);
-      if (cancelled_.load()) {
-        run_now = true;
-      } else {
-        on_cancel_ = fn;
+      if (!cancelled_.load()) {
+        on_cancel_ = std::move(fn);
+        return;
       }
     }
-    if (run_now) fn();
+    fn();
   }
   // From here on the function of OnCancel may be gone.
   void ForgetOnCancel() {

@@ -39,17 +39,16 @@ constexpr uint64_t kDefaultMapCap = uint64_t{4} << 30;
 constexpr uint64_t kDefaultMapCap = uint64_t{1} << 46;
 #endif
 
-constexpr uintptr_t kMemoryPage = 4096;
+constexpr size_t kMemoryPage = 4096;
 
 // The pages of the map that a value lies on.
-struct Pages {
-  uintptr_t begin;
-  uintptr_t end;
-};
-Pages PagesOf(std::span<const uint8_t> value) {
-  const auto first = reinterpret_cast<uintptr_t>(value.data());
-  return {first & ~(kMemoryPage - 1),
-          (first + value.size() + kMemoryPage - 1) & ~(kMemoryPage - 1)};
+std::span<uint8_t> PagesOf(std::span<const uint8_t> value) {
+  if (value.empty()) return {};
+  const size_t before = reinterpret_cast<uintptr_t>(value.data()) % kMemoryPage;
+  const size_t n_pages =
+      (before + value.size() + kMemoryPage - 1) / kMemoryPage;
+  // Nothing is written: the calls that ask about pages take no const.
+  return {const_cast<uint8_t*>(value.data()) - before, n_pages * kMemoryPage};
 }
 
 absl::Status SyncDirectory(const std::filesystem::path& path) {
@@ -281,7 +280,7 @@ absl::Status Env::Reopen(uint64_t generation) {
     }
   }
   CloseLmdb();
-  const absl::Status status = OpenLmdb();
+  absl::Status status = OpenLmdb();
   if (!status.ok()) CloseLmdb();
   MutexLock lock(&mu_);
   reopening_ = false;
@@ -438,29 +437,27 @@ EnvInfo Env::ReadInfo() const {
 }
 
 bool Env::Resident(std::span<const uint8_t> value) {
-  constexpr uintptr_t kPages = 256;
+  constexpr size_t kPages = 256;
   std::array<uint8_t, kPages> resident;
-  const Pages pages = PagesOf(value);
-  for (uintptr_t at = pages.begin; at < pages.end; at += kPages * kMemoryPage) {
-    const uintptr_t n = std::min((pages.end - at) / kMemoryPage, kPages);
+  for (std::span<uint8_t> left = PagesOf(value); !left.empty();) {
+    const auto some = left.first(std::min(left.size(), kPages * kMemoryPage));
+    const auto n_pages = static_cast<ptrdiff_t>(some.size() / kMemoryPage);
     // Fails only where nothing is mapped.
-    if (mincore(reinterpret_cast<void*>(at), n * kMemoryPage,
-                resident.data()) != 0 ||
-        !std::all_of(resident.begin(),
-                     resident.begin() + static_cast<ptrdiff_t>(n),
+    if (mincore(some.data(), some.size(), resident.data()) != 0 ||
+        !std::all_of(resident.begin(), resident.begin() + n_pages,
                      [](uint8_t page) { return (page & 1) != 0; })) {
       return false;
     }
+    left = left.subspan(some.size());
   }
   return true;
 }
 
 void Env::WillNeed(std::span<const uint8_t> value) {
-  const Pages pages = PagesOf(value);
-  if (pages.begin == pages.end) return;
+  const std::span<uint8_t> pages = PagesOf(value);
+  if (pages.empty()) return;
   // Only a hint: its failure changes nothing but the speed.
-  (void)madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin,
-                MADV_WILLNEED);
+  (void)madvise(pages.data(), pages.size(), MADV_WILLNEED);
 }
 
 }  // namespace torpor::store

@@ -23,7 +23,7 @@ constexpr size_t kHeaderCacheBytes = size_t{16} << 20;
 // the kernel's (MDB_NORDAHEAD), which hints beat by 1.5 to 4 times.
 constexpr uint64_t kReadAheadBytes = uint64_t{8} << 20;
 // Header, directory and token ids of most records.
-constexpr uint64_t kPrefixHintBytes = 8 * 1024;
+constexpr uint64_t kPrefixHintBytes = uint64_t{8} << 10;
 
 }  // namespace
 
@@ -219,8 +219,9 @@ absl::StatusOr<TokenRun> LmdbLease::ReadTokens(uint64_t begin, uint64_t end) {
     const uint64_t from = std::max(begin, link.first_pos);
     const uint64_t to = std::min(end, link.first_pos + ids.size());
     if (from >= to) continue;
-    out.ids.insert(out.ids.end(), ids.begin() + (from - link.first_pos),
-                   ids.begin() + (to - link.first_pos));
+    const std::span part =
+        std::span(ids).subspan(from - link.first_pos, to - from);
+    out.ids.insert(out.ids.end(), part.begin(), part.end());
     if (const SectionEntry* s = header->Find(SectionKind::kSpans, 0)) {
       TORPOR_ASSIGN_OR_RETURN(const auto span_bytes, ReadWhole(*header, *s));
       TORPOR_ASSIGN_OR_RETURN(const std::vector<ExtraKeySpan> spans,

@@ -14,7 +14,7 @@ namespace torpor::store {
 namespace {
 
 // Index pages that a commit rewrites, for the budget.
-constexpr uint64_t kCommitOverheadBytes = 64 * 1024;
+constexpr uint64_t kCommitOverheadBytes = uint64_t{64} << 10;
 
 }  // namespace
 

@@ -70,7 +70,7 @@ struct SessionManifest {
 };
 
 // An operation as it stands in manifests; kReceiptBytes of it are its receipt.
-inline constexpr size_t kReceiptBytes = 14 * 8;
+inline constexpr size_t kReceiptBytes = size_t{14} * 8;
 void PutOperation(const Operation& operation, ByteWriter* w);
 Operation GetOperation(ByteReader* r);
 

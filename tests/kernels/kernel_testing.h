@@ -70,6 +70,34 @@ inline ::testing::AssertionResult Near(std::span<const float> got,
   return ::testing::AssertionSuccess();
 }
 
+// Sums, each against the magnitudes that were added up to it: of what cancels,
+// what is left says nothing of how well it was added.
+inline ::testing::AssertionResult NearSums(std::span<const float> got,
+                                           std::span<const float> wanted,
+                                           std::span<const float> magnitudes,
+                                           double tolerance) {
+  if (got.size() != wanted.size() || got.size() != magnitudes.size()) {
+    return ::testing::AssertionFailure()
+           << "got " << got.size() << " values, wanted " << wanted.size()
+           << " of " << magnitudes.size() << " magnitudes";
+  }
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double error = std::abs(static_cast<double>(got[i]) - wanted[i]);
+    // So that NaN fails.
+    if (!(error <= tolerance * magnitudes[i])) {
+      return ::testing::AssertionFailure()
+             << "at " << i << ": got " << got[i] << ", wanted " << wanted[i]
+             << ", off by " << error << " of magnitudes " << magnitudes[i];
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+inline std::vector<float> Magnitudes(std::vector<float> values) {
+  for (float& value : values) value = std::abs(value);
+  return values;
+}
+
 // Bit for bit, NaN included.
 inline ::testing::AssertionResult SameBits(std::span<const float> a,
                                            std::span<const float> b) {

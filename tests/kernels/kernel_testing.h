@@ -93,6 +93,14 @@ inline ::testing::AssertionResult NearSums(std::span<const float> got,
   return ::testing::AssertionSuccess();
 }
 
+// Sigmoids, against their range: a gate that is shut has a value of its own
+// only as far as its argument's rounding lets it.
+inline ::testing::AssertionResult NearGates(std::span<const float> got,
+                                            std::span<const float> wanted,
+                                            double tolerance) {
+  return NearSums(got, wanted, std::vector<float>(got.size(), 1.0f), tolerance);
+}
+
 inline std::vector<float> Magnitudes(std::vector<float> values) {
   for (float& value : values) value = std::abs(value);
   return values;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <map>
 #include <optional>
 #include <utility>
 

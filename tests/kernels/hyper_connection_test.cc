@@ -206,10 +206,12 @@ TEST_P(HyperConnectionTest, StreamsAgreeWithTheReference) {
   for (const Shape& s : Shapes()) {
     const StreamCase c(random_, s);
     EXPECT_TRUE(Near(c.Collapse(&ops, 0, s.n_rows),
-                     c.Collapse(nullptr, 0, s.n_rows), 1e-6))
+                     c.Collapse(nullptr, 0, s.n_rows), 1e-6,
+                     SumSize(s.n_streams)))
         << s.n_streams << " x " << s.dim;
-    EXPECT_TRUE(
-        Near(c.Expand(&ops, 0, s.n_rows), c.Expand(nullptr, 0, s.n_rows), 1e-6))
+    EXPECT_TRUE(Near(c.Expand(&ops, 0, s.n_rows),
+                     c.Expand(nullptr, 0, s.n_rows), 1e-6,
+                     SumSize(s.n_streams + 1)))
         << s.n_streams << " x " << s.dim;
   }
 }

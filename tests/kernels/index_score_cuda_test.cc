@@ -5,18 +5,15 @@
 #include "kernels/index_score_cuda.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tests/kernels/cuda_testing.h"
+#include "tests/kernels/index_score_testing.h"
 
 namespace torpor::kernels {
 namespace {
 
 // As tests/kernels/index_score_test.cc has it, and why.
 constexpr double kTolerance = 1e-5;
-
-// What no run writes.
-constexpr float kUntouched = -12345.0f;
 
 class IndexScoreCudaTest : public CudaTest {
  protected:
@@ -78,7 +75,7 @@ class Fixture {
             .subspan(static_cast<size_t>(first), static_cast<size_t>(n)),
         "n_visible");
     const DeviceBuffer<float> scores(
-        std::vector<float>(static_cast<size_t>(n * stride()), kUntouched),
+        std::vector<float>(static_cast<size_t>(n * stride()), kNoScore),
         "scores");
     EXPECT_EQ(
         IndexScoreCuda(Params(n, queries.data(), of_heads.data(), pages.data(),
@@ -93,7 +90,7 @@ class Fixture {
     std::vector<const uint8_t*> pages;
     for (const auto& page : pages_) pages.push_back(page.data());
     std::vector<float> scores(static_cast<size_t>(n_rows_ * stride()),
-                              kUntouched);
+                              kNoScore);
     IndexScoreRef(Params(n_rows_, q.data(), weights.data(), pages.data(),
                          case_.n_visible.data(), scores.data()));
     return scores;
@@ -138,50 +135,16 @@ class Fixture {
   std::vector<std::vector<uint8_t>> pages_;
 
  public:
-  // About how large a row's scores are, for keys of normal values.
-  [[nodiscard]] float Typical(int64_t row) const {
-    double squares = 0;
-    for (int64_t head = row * case_.n_heads; head < (row + 1) * case_.n_heads;
-         ++head) {
-      for (int64_t i = head * case_.dim; i < (head + 1) * case_.dim; ++i) {
-        const double product = double{weights[head]} * q[i];
-        squares += product * product;
-      }
-    }
-    return static_cast<float>(std::sqrt(squares) / 2);
-  }
-
   std::vector<float> q;
   std::vector<float> weights;
 };
 
-// A row's scores, and that the rest of it is as it was.
 ::testing::AssertionResult RowsAgree(const Fixture& fixture,
                                      const std::vector<float>& got,
                                      const std::vector<float>& wanted,
                                      const std::vector<int64_t>& n_visible) {
-  for (int64_t r = 0; r < fixture.n_rows(); ++r) {
-    const auto visible = static_cast<size_t>(n_visible[r]);
-    const auto at = static_cast<size_t>(r * fixture.stride());
-    std::vector<float> scores(
-        got.begin() + static_cast<ptrdiff_t>(at),
-        got.begin() + static_cast<ptrdiff_t>(at + visible));
-    std::vector<float> right(
-        wanted.begin() + static_cast<ptrdiff_t>(at),
-        wanted.begin() + static_cast<ptrdiff_t>(at + visible));
-    // Of a row with few keys all scores may have cancelled.
-    scores.push_back(fixture.Typical(r));
-    right.push_back(fixture.Typical(r));
-    auto near = Near(scores, right, kTolerance);
-    if (!near) return near << ", row " << r;
-    for (size_t i = visible; i < static_cast<size_t>(fixture.stride()); ++i) {
-      if (got[at + i] != kUntouched) {
-        return ::testing::AssertionFailure()
-               << "row " << r << " wrote " << got[at + i] << " at " << i;
-      }
-    }
-  }
-  return ::testing::AssertionSuccess();
+  return ScoresAgree(got, wanted, fixture.q, fixture.weights, n_visible,
+                     kTolerance);
 }
 
 TEST_F(IndexScoreCudaTest, AgreesWithTheReference) {

@@ -4,11 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "kernels/cpu_ops.h"
 #include "kernels/index_score_cpu.h"
 #include "tests/kernels/encoded_rows.h"
+#include "tests/kernels/index_score_testing.h"
 #include "tests/kernels/kernel_testing.h"
 
 namespace torpor::kernels {
@@ -17,9 +16,6 @@ namespace {
 // Of a row's largest score: products of at most 160 terms and sums of at most
 // 64 heads in f32 err by some 1e-7 of their terms' sizes.
 constexpr double kTolerance = 1e-5;
-
-// What no run writes.
-constexpr float kPoison = -12345.0f;
 
 class IndexScoreTest : public ::testing::TestWithParam<Isa> {
  protected:
@@ -59,7 +55,7 @@ class Fixture {
   std::vector<float> Run(CpuOps* ops, int64_t first, int64_t n) const {
     std::vector<const uint8_t*> pages;
     for (const EncodedRows& page : pages_) pages.push_back(page.row(0));
-    std::vector<float> scores(static_cast<size_t>(n * stride()), kPoison);
+    std::vector<float> scores(static_cast<size_t>(n * stride()), kNoScore);
     const IndexScoreParams p{.n_rows = n,
                              .n_heads = case_.n_heads,
                              .dim = case_.dim,
@@ -90,50 +86,16 @@ class Fixture {
   std::vector<EncodedRows> pages_;
 
  public:
-  // About how large a row's scores are, for keys of normal values.
-  [[nodiscard]] float Typical(int64_t row) const {
-    double squares = 0;
-    for (int64_t head = row * case_.n_heads; head < (row + 1) * case_.n_heads;
-         ++head) {
-      for (int64_t i = head * case_.dim; i < (head + 1) * case_.dim; ++i) {
-        const double product = double{weights[head]} * q[i];
-        squares += product * product;
-      }
-    }
-    return static_cast<float>(std::sqrt(squares) / 2);
-  }
-
   std::vector<float> q;
   std::vector<float> weights;
 };
 
-// A row's scores, and that the rest of it is as it was.
 ::testing::AssertionResult RowsAgree(const Fixture& fixture,
                                      const std::vector<float>& got,
                                      const std::vector<float>& wanted,
                                      const std::vector<int64_t>& n_visible) {
-  for (int64_t r = 0; r < fixture.n_rows(); ++r) {
-    const auto visible = static_cast<size_t>(n_visible[r]);
-    const auto at = static_cast<size_t>(r * fixture.stride());
-    std::vector<float> scores(
-        got.begin() + static_cast<ptrdiff_t>(at),
-        got.begin() + static_cast<ptrdiff_t>(at + visible));
-    std::vector<float> right(
-        wanted.begin() + static_cast<ptrdiff_t>(at),
-        wanted.begin() + static_cast<ptrdiff_t>(at + visible));
-    // Of a row with few keys all scores may have cancelled.
-    scores.push_back(fixture.Typical(r));
-    right.push_back(fixture.Typical(r));
-    auto near = Near(scores, right, kTolerance);
-    if (!near) return near << ", row " << r;
-    for (size_t i = visible; i < static_cast<size_t>(fixture.stride()); ++i) {
-      if (got[at + i] != kPoison) {
-        return ::testing::AssertionFailure()
-               << "row " << r << " wrote " << got[at + i] << " at " << i;
-      }
-    }
-  }
-  return ::testing::AssertionSuccess();
+  return ScoresAgree(got, wanted, fixture.q, fixture.weights, n_visible,
+                     kTolerance);
 }
 
 TEST_P(IndexScoreTest, AgreesWithTheReference) {

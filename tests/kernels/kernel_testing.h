@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -32,16 +33,16 @@ inline std::vector<Bf16> ToBf16s(std::span<const float> in) {
   return out;
 }
 
-// max |a - b| <= tolerance * max |b|; names the worst index. NaN and infinity
-// must agree in place and kind.
+// max |a - b| <= tolerance * max |b|, or of `least` where that is more; names
+// the worst index. NaN and infinity must agree in place and kind.
 inline ::testing::AssertionResult Near(std::span<const float> got,
                                        std::span<const float> wanted,
-                                       double tolerance) {
+                                       double tolerance, double least = 0) {
   if (got.size() != wanted.size()) {
     return ::testing::AssertionFailure()
            << "got " << got.size() << " values, wanted " << wanted.size();
   }
-  double largest = 0;
+  double largest = least;
   double worst = -1;
   size_t worst_at = 0;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -70,40 +71,34 @@ inline ::testing::AssertionResult Near(std::span<const float> got,
   return ::testing::AssertionSuccess();
 }
 
-// Sums, each against the magnitudes that were added up to it: of what cancels,
-// what is left says nothing of how well it was added.
-inline ::testing::AssertionResult NearSums(std::span<const float> got,
-                                           std::span<const float> wanted,
-                                           std::span<const float> magnitudes,
-                                           double tolerance) {
-  if (got.size() != wanted.size() || got.size() != magnitudes.size()) {
-    return ::testing::AssertionFailure()
-           << "got " << got.size() << " values, wanted " << wanted.size()
-           << " of " << magnitudes.size() << " magnitudes";
-  }
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double error = std::abs(static_cast<double>(got[i]) - wanted[i]);
-    // So that NaN fails.
-    if (!(error <= tolerance * magnitudes[i])) {
-      return ::testing::AssertionFailure()
-             << "at " << i << ": got " << got[i] << ", wanted " << wanted[i]
-             << ", off by " << error << " of magnitudes " << magnitudes[i];
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
+// About how large a sum of `n` products of normal values is, for Near's
+// `least`: what is left of one that cancelled is no measure of its rounding.
+inline double SumSize(int64_t n) { return std::sqrt(static_cast<double>(n)); }
 
-// Sigmoids, against their range: a gate that is shut has a value of its own
-// only as far as its argument's rounding lets it.
+// 2 sigmoid(x), each by as much of itself as the rounding of its x moves it: a
+// gate that is shut is about 2 exp(x).
 inline ::testing::AssertionResult NearGates(std::span<const float> got,
                                             std::span<const float> wanted,
                                             double tolerance) {
-  return NearSums(got, wanted, std::vector<float>(got.size(), 1.0f), tolerance);
-}
-
-inline std::vector<float> Magnitudes(std::vector<float> values) {
-  for (float& value : values) value = std::abs(value);
-  return values;
+  if (got.size() != wanted.size()) {
+    return ::testing::AssertionFailure()
+           << "got " << got.size() << " values, wanted " << wanted.size();
+  }
+  // Below it a kernel may give zero.
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double gate = std::max<double>(wanted[i], kLeast);
+    const double allowed =
+        std::max(kLeast, tolerance * gate * (1 + std::abs(std::log(gate / 2))));
+    const double error = std::abs(static_cast<double>(got[i]) - wanted[i]);
+    // So that NaN fails.
+    if (!(error <= allowed)) {
+      return ::testing::AssertionFailure()
+             << "at " << i << ": got " << got[i] << ", wanted " << wanted[i]
+             << ", off by " << error << ", allowed " << allowed;
+    }
+  }
+  return ::testing::AssertionSuccess();
 }
 
 // Bit for bit, NaN included.
